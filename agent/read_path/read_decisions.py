@@ -99,7 +99,7 @@ class Moment:
     began_s: float
     """When the fetch came in. Only what the sequencer said after that proves an offset out of range."""
     fresh_since_s: float
-    """At a partition's end, the sequencer's answer must not be older than this."""
+    """At the end that the reader sees, the sequencer's answer must not be older than this."""
     primary_seen_s: float
     """When this agent last made sure that the Postgres it queries is the primary. An old primary knows less:
     offsets that a reader has from another agent would be out of range there.
@@ -116,7 +116,7 @@ def decide(plan: PartitionPlan, view: PartitionView | None, moment: Moment, read
     if view is None:
         return ASK
     offset, high_watermark = plan.offset, view.high_watermark
-    if offset == high_watermark and offset >= view.log_start_offset:
+    if is_at_end(plan, view, read_committed):
         is_fresh = view.confirmed_s >= moment.fresh_since_s
         return Nothing(view) if is_fresh else ASK
     if offset < view.log_start_offset:
@@ -126,13 +126,22 @@ def decide(plan: PartitionPlan, view: PartitionView | None, moment: Moment, read
         return Refuse(ReadFailure.OUT_OF_RANGE) if is_certain else ASK
     if view.runs is None:
         return ASK
-    end_offset = view.last_stable_offset if read_committed else high_watermark
-    runs = view.runs
+    runs, end_offset = view.runs, _visible_end(view, read_committed)
     if runs and runs[-1].base_offset >= end_offset:
         runs = tuple(run for run in runs if run.base_offset < end_offset)
-    if not runs or offset >= end_offset:
+    if not runs:
         return Nothing(view)
     return Take(view, runs, end_offset)
+
+
+def is_at_end(plan: PartitionPlan, view: PartitionView, read_committed: bool) -> bool:
+    """True if the reader has all that it may see, and its offset is in range."""
+    end_offset = max(_visible_end(view, read_committed), view.log_start_offset)
+    return end_offset <= plan.offset <= view.high_watermark
+
+
+def _visible_end(view: PartitionView, read_committed: bool) -> Offset:
+    return view.last_stable_offset if read_committed else view.high_watermark
 
 
 def available_bytes(plan: FetchPlan, decisions: Sequence[Decision]) -> int:

@@ -34,6 +34,7 @@ from agent.read_path.read_decisions import (
     Take,
     available_bytes,
     decide,
+    is_at_end,
     select_runs,
 )
 from agent.read_path.settings import ReadPathSettings
@@ -345,8 +346,8 @@ class ReadPath:
             decision = decide(partition, view, moment, read_committed)
             if isinstance(decision, Ask):
                 if fetch.unavailable:
-                    is_at_end = view is not None and partition.offset == view.high_watermark
-                    decision = Nothing(view) if view and is_at_end else Refuse(ReadFailure.UNAVAILABLE)
+                    has_all = view is not None and is_at_end(partition, view, read_committed)
+                    decision = Nothing(view) if view and has_all else Refuse(ReadFailure.UNAVAILABLE)
                 else:
                     asked.append(place)
             elif isinstance(decision, Take) and (

@@ -10,6 +10,9 @@ Promises:
 - The known end never goes back, unless the sequencer itself says less than before (`Learned.REGRESSED`).
 - The last stable offset is that of the known end: each run that a commit announces brings it. So it never
   passes a transaction that is open in what is served (docs/design/transactions.md#reading-committed-data).
+- Runs are handed out only with every aborted transaction that overlaps them and has ended before the known
+  end. An answer that is older than that end brings only those of its own time. If later ones may be missing,
+  its runs are left out [raced: an answer that a push of an abort overtook].
 - A higher coordinate epoch drops every run. A response with a lower epoch is ignored.
 - Nothing older than `max_age_s` is handed out. At most `max_runs` runs are kept.
 
@@ -107,6 +110,8 @@ class _Interval:
     coordinate_epoch: int
     learned_s: float
     confirmed_s: float
+    aborted_from: Offset
+    """`aborted` lacks none whose marker is here or later, wherever it began."""
     runs: list[RunCoordinate] = field(default_factory=list)
     ahead: dict[Offset, RunCoordinate] = field(default_factory=dict)
     windows: list[_Window] = field(default_factory=list)
@@ -227,6 +232,7 @@ class CoordinateCache:
                 coordinate_epoch=read.coordinate_epoch,
                 learned_s=asked_s,
                 confirmed_s=asked_s,
+                aborted_from=read.high_watermark,
             )
             self._size += 1
         elif read.coordinate_epoch < interval.coordinate_epoch:
@@ -290,16 +296,15 @@ class CoordinateCache:
             interval.coordinate_epoch = read.coordinate_epoch
             interval.runs.clear()
             interval.windows.clear()
-            interval.aborted = _NONE_ABORTED
             interval.learned_s = asked_s
         interval.log_start_offset = max(interval.log_start_offset, read.log_start_offset)
         interval.confirmed_s = max(interval.confirmed_s, asked_s)
+        self._place(interval, read, asked_s)
         if read.high_watermark >= interval.known_end:
             is_open = read.last_stable_offset < read.high_watermark
             interval.first_unstable = read.last_stable_offset if is_open else NO_OFFSET
-        self._place(interval, read, asked_s)
         if read.aborted:
-            interval.aborted = sorted({*interval.aborted, *read.aborted})
+            _take_aborted(interval, read.aborted)
         self._append_what_was_ahead(interval)
         del interval.runs[
             : bisect_left(interval.runs, interval.log_start_offset, key=lambda run: run.last_offset)
@@ -308,6 +313,8 @@ class CoordinateCache:
     def _place(self, interval: _Interval, read: PartitionCoordinates, asked_s: float) -> None:
         """Puts the runs of a response where they belong: after the interval, before it, in its place, or into
         a window."""
+        if read.high_watermark < interval.aborted_from and _reaches(read.runs, read.last_stable_offset):
+            return  # transactions that were open then may have been aborted since, which is not known here
         newer = [run for run in read.runs if run.base_offset >= interval.known_end]
         older = [run for run in read.runs if run.base_offset < interval.first_offset]
         if read.high_watermark > interval.known_end:
@@ -316,6 +323,8 @@ class CoordinateCache:
                     _append(interval, run)
             else:
                 reaches_end = bool(read.runs) and _end(read.runs) == read.high_watermark
+                if not _covers(read.runs, interval.known_end):
+                    self._forget_unstable(interval, read.high_watermark)
                 interval.runs = list(read.runs) if reaches_end else []
                 interval.known_end = read.high_watermark
                 interval.learned_s = asked_s
@@ -326,6 +335,16 @@ class CoordinateCache:
         elif older:
             interval.windows.append(_Window(runs=tuple(older), learned_s=asked_s))
             del interval.windows[: -self._limits.max_windows]
+
+    def _forget_unstable(self, interval: _Interval, high_watermark: Offset) -> None:
+        """The known end goes on to `high_watermark`. Transactions that are open at the present one may have
+        been aborted between the two. So what they may have written is forgotten.
+        """
+        interval.aborted_from = high_watermark
+        if interval.first_unstable >= 0:
+            interval.windows = [
+                window for window in interval.windows if not _reaches(window.runs, interval.first_unstable)
+            ]
 
     def _append_what_was_ahead(self, interval: _Interval) -> None:
         while (run := interval.ahead.pop(interval.known_end, None)) is not None:
@@ -345,7 +364,11 @@ class CoordinateCache:
             ]  # drops a few more, so that it does not happen each time
         if interval.aborted:
             kept = [window.runs[0].base_offset for window in interval.windows]
-            del interval.aborted[: _place_of(interval.aborted, min([interval.first_offset, *kept]))]
+            kept_from = min([interval.first_offset, *kept])
+            passed = _place_of(interval.aborted, kept_from)
+            if passed:
+                interval.aborted_from = max(interval.aborted_from, kept_from)
+                del interval.aborted[:passed]
         self._size += interval.size - before
         self._intervals.move_to_end(key)
         while self._size > self._limits.max_runs and len(self._intervals) > 1:
@@ -367,6 +390,25 @@ def _append_committed(interval: _Interval, run: RunCoordinate) -> None:
             interval.aborted.append(run.aborted)
         else:
             interval.aborted = [run.aborted]
+
+
+def _take_aborted(interval: _Interval, read: Sequence[AbortedTransaction]) -> None:
+    if not interval.aborted:
+        interval.aborted = list(read)
+        return
+    known = interval.aborted[_place_of(interval.aborted, read[0].last_offset) :]
+    if known != list(read):
+        interval.aborted[-len(known) or len(interval.aborted) :] = sorted({*known, *read})
+
+
+def _covers(runs: Sequence[RunCoordinate], offset: int) -> bool:
+    """True if none is missing before the offset, and the last one ends there or later."""
+    return bool(runs) and runs[0].base_offset <= offset <= _end(runs)
+
+
+def _reaches(runs: Sequence[RunCoordinate], offset: int) -> bool:
+    """True if a run holds the offset, or lies behind it."""
+    return bool(runs) and runs[-1].last_offset >= offset
 
 
 def _place_of(aborted: Sequence[AbortedTransaction], offset: int) -> int:

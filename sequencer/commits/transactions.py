@@ -70,8 +70,10 @@ class EndCause(Enum):
     """The epoch rises (transaction.version 2, KIP-890)."""
     FENCE = "fence"
     """Another producer takes over, or an administrator aborts: the producer cannot go on."""
+    RESTART = "restart"
+    """The producer itself starts again: the epoch rises, and the producer may ask for it."""
     TIMEOUT = "timeout"
-    """The epoch rises, and the producer may ask for it."""
+    """As RESTART, if the transaction has run out of time. Else it goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +152,7 @@ class Transactions:
     ) -> ProducerIdentity | TransactionRefusal | ProducerOfTransactions:
         """Returns the identity of a producer that starts, or of one that goes on (KIP-360: `identity` is the
         one that it has). Returns the producer whose open transaction must be aborted first, with
-        EndCause.FENCE, or EndCause.TIMEOUT if it goes on itself.
+        EndCause.FENCE, or EndCause.RESTART if it goes on itself.
         """
         [row] = await self._database.write(
             SQL["initialize"],
@@ -250,10 +252,14 @@ class Transactions:
 
     async def forget(self, unused_for_s: float, cap: int, after: str | None = None) -> ForgetStep:
         """Examines the next `cap` transactional ids, and forgets those unused for this long."""
-        [row] = await self._database.on(Lane.HOUSEKEEPING).run(
-            SQL["forget"], after=after or "", unused_for_s=unused_for_s, cap=cap
+        async with self._database.on(Lane.HOUSEKEEPING).transaction() as connection:
+            look = {"after": after or "", "unused_for_s": unused_for_s, "cap": cap}
+            [looked] = await (await connection.execute(SQL["lock_unused"], look)).fetchall()
+            judge = {"transactional_ids": TextArray(looked.locked), "unused_for_s": unused_for_s}
+            [gone] = await (await connection.execute(SQL["forget"], judge)).fetchall()
+        return ForgetStep(
+            forgotten=gone.forgotten, next_after=looked.last_id if looked.looked_at >= cap else None
         )
-        return ForgetStep(forgotten=row.forgotten, next_after=row.last_id if row.looked_at >= cap else None)
 
     async def forget_aborted(
         self, cap: int, after: tuple[PartitionKey, Offset] | None = None

@@ -1,6 +1,6 @@
--- delete_group deletes a group with its offsets, if it has no members. It returns `deleted`, `not empty` or
--- `not coordinator`. It locks the row first: an offset commit is then either seen and deleted, or finds no
--- group.
+-- delete_group deletes a group with its offsets, pending ones too, if it has no members. It returns
+-- `deleted`, `not empty` or `not coordinator`. It locks the row first: an offset commit is then either seen
+-- and deleted, or finds no group.
 --
 -- | parameter | meaning |
 -- |---|---|
@@ -22,6 +22,7 @@ BEGIN
         RETURN 'not empty';
     END IF;
     DELETE FROM committed_offsets WHERE group_id = deleted_group;
+    DELETE FROM pending_offsets WHERE group_id = deleted_group;
     DELETE FROM group_members WHERE group_id = deleted_group;
     DELETE FROM groups WHERE group_id = deleted_group;
     RETURN 'deleted';

@@ -1,5 +1,5 @@
--- delete_offsets deletes some offsets of a group. It returns false, and deletes nothing, if another agent
--- has claimed the group.
+-- delete_offsets deletes some offsets of a group, pending ones too. It returns false, and deletes nothing,
+-- if another agent has claimed the group.
 --
 -- | parameter | one entry per | meaning |
 -- |---|---|---|
@@ -19,6 +19,8 @@ BEGIN
     END IF;
     DELETE FROM committed_offsets AS o USING unnest(topic_ids, partition_numbers) AS given (topic_id,
         partition)
+    WHERE o.group_id = of_group AND o.topic_id = given.topic_id AND o.partition = given.partition;
+    DELETE FROM pending_offsets AS o USING unnest(topic_ids, partition_numbers) AS given (topic_id, partition)
     WHERE o.group_id = of_group AND o.topic_id = given.topic_id AND o.partition = given.partition;
     RETURN true;
 END

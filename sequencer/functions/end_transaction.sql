@@ -10,7 +10,8 @@
 -- | id | the transactional id |
 -- | of_producer, of_epoch | which producer ends it, or whose transaction is to be ended |
 -- | is_commit | or else it aborts |
--- | cause | who ends it: `client`, or `client2` of transaction.version 2 (KIP-890), or `fence` or `timeout` |
+-- | cause | who ends it: `client`, or `client2` of transaction.version 2 (KIP-890), or `fence`, `restart` or
+--   `timeout` (only if its time is over) |
 -- | marker_segment, marker_key, marker_bytes | of the object that is the marker |
 --
 -- The epoch rises with each end, but not for `client`. After a `fence` the producer cannot go on.
@@ -53,13 +54,18 @@ DECLARE
     firsts bigint[];
     markers bigint[];
     newest bigint[];
+    unstables_before bigint[];
     unstables bigint[];
 BEGIN
     SELECT t.producer_id, t.producer_epoch, t.last_producer_id, t.last_producer_epoch, t.ended
     INTO own_producer, own_epoch, last_producer, last_epoch, last_end
     FROM transactions AS t WHERE t.transactional_id = id FOR NO KEY UPDATE;
-    SELECT EXISTS (SELECT FROM transaction_partitions AS p WHERE p.producer_id = own_producer)
-        OR EXISTS (SELECT FROM transaction_groups AS g WHERE g.producer_id = own_producer)
+    -- A client that keeps its epoch may have begun its next transaction since this one was seen to be late
+    -- [raced]. That one has time.
+    SELECT EXISTS (SELECT FROM transaction_partitions AS p WHERE p.producer_id = own_producer
+            AND (cause <> 'timeout' OR p.expires_at < clock_timestamp()))
+        OR EXISTS (SELECT FROM transaction_groups AS g WHERE g.producer_id = own_producer
+            AND (cause <> 'timeout' OR g.expires_at < clock_timestamp()))
     INTO is_open;
 
     IF own_producer = of_producer AND own_epoch = of_epoch THEN
@@ -88,10 +94,12 @@ BEGIN
 
     -- Not of partitions that are being deleted.
     SELECT array_agg(locked.topic_id), array_agg(locked.partition), array_agg(locked.high_watermark),
-           array_agg(locked.max_timestamp_ms), array_agg(locked.first_offset)
-    INTO found_topics, found_numbers, markers, newest, firsts
+           array_agg(locked.max_timestamp_ms), array_agg(locked.first_offset),
+           array_agg(locked.first_unstable_offset)
+    INTO found_topics, found_numbers, markers, newest, firsts, unstables_before
     FROM (
-        SELECT p.topic_id, p.partition, p.high_watermark, p.max_timestamp_ms, t.first_offset
+        SELECT p.topic_id, p.partition, p.high_watermark, p.max_timestamp_ms, t.first_offset,
+            p.first_unstable_offset
         FROM transaction_partitions AS t JOIN partitions AS p USING (topic_id, partition)
         WHERE t.producer_id = of_producer AND t.first_offset IS NOT NULL AND p.state = 'live'
         ORDER BY p.topic_id, p.partition FOR NO KEY UPDATE OF p) AS locked;
@@ -112,10 +120,11 @@ BEGIN
                marker_bytes, 'marker', -1, -1, newest[part]
         FROM generate_series(1, cardinality(found_topics)) AS part;
 
+        -- From the one before on: the index holds many dead entries of transactions that ended before that.
         SELECT array_agg(coalesce((
             SELECT t.first_offset FROM transaction_partitions AS t
             WHERE t.topic_id = found_topics[part] AND t.partition = found_numbers[part]
-                AND t.first_offset IS NOT NULL
+                AND t.first_offset >= unstables_before[part]
             ORDER BY t.first_offset LIMIT 1), -1) ORDER BY part)
         INTO unstables
         FROM generate_series(1, cardinality(found_topics)) AS part;

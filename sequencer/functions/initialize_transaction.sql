@@ -49,19 +49,19 @@ BEGIN
         RETURN QUERY SELECT 4, own.producer_id, own.producer_epoch;
         RETURN;
     END IF;
-    IF is_repeat AND NOT is_current AND NOT starts THEN
+    is_used_up := own.producer_epoch >= 32766;  -- 32767, the last epoch, is only for fencing
+    IF is_repeat AND NOT is_current AND NOT starts AND own.producer_epoch < 32767 THEN
         -- What the producer's last request did already.
         RETURN QUERY SELECT 0, own.producer_id, own.producer_epoch;
         RETURN;
     END IF;
 
-    is_used_up := own.producer_epoch >= 32766;  -- 32767, the last epoch, is only for fencing
     RETURN QUERY
     UPDATE transactions AS t SET
         producer_id = CASE WHEN is_used_up THEN new_producer_id() ELSE own.producer_id END,
         producer_epoch = CASE WHEN is_used_up THEN 0 ELSE own.producer_epoch + 1 END,
-        last_producer_id = CASE WHEN starts THEN -1 ELSE own.producer_id END,
-        last_producer_epoch = CASE WHEN starts THEN -1 ELSE own.producer_epoch END,
+        last_producer_id = CASE WHEN starts THEN -1 ELSE of_producer END,
+        last_producer_epoch = CASE WHEN starts THEN -1 ELSE of_epoch END,
         timeout_ms = with_timeout_ms, ended = NULL, changed_at = clock_timestamp()
     WHERE t.transactional_id = id
     RETURNING 0, t.producer_id, t.producer_epoch;

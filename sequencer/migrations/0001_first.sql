@@ -1371,9 +1371,9 @@ CREATE TRIGGER topics_made AFTER INSERT ON topics REFERENCING NEW TABLE AS chang
 CREATE TRIGGER topics_changed AFTER UPDATE ON topics REFERENCING NEW TABLE AS changed
     FOR EACH STATEMENT EXECUTE FUNCTION count_topic_change();
 
--- delete_group deletes a group with its offsets, if it has no members. It returns `deleted`, `not empty` or
--- `not coordinator`. It locks the row first: an offset commit is then either seen and deleted, or finds no
--- group.
+-- delete_group deletes a group with its offsets, pending ones too, if it has no members. It returns
+-- `deleted`, `not empty` or `not coordinator`. It locks the row first: an offset commit is then either seen
+-- and deleted, or finds no group.
 --
 -- | parameter | meaning |
 -- |---|---|
@@ -1395,14 +1395,15 @@ BEGIN
         RETURN 'not empty';
     END IF;
     DELETE FROM committed_offsets WHERE group_id = deleted_group;
+    DELETE FROM pending_offsets WHERE group_id = deleted_group;
     DELETE FROM group_members WHERE group_id = deleted_group;
     DELETE FROM groups WHERE group_id = deleted_group;
     RETURN 'deleted';
 END
 $function$;
 
--- delete_offsets deletes some offsets of a group. It returns false, and deletes nothing, if another agent
--- has claimed the group.
+-- delete_offsets deletes some offsets of a group, pending ones too. It returns false, and deletes nothing,
+-- if another agent has claimed the group.
 --
 -- | parameter | one entry per | meaning |
 -- |---|---|---|
@@ -1422,6 +1423,8 @@ BEGIN
     END IF;
     DELETE FROM committed_offsets AS o USING unnest(topic_ids, partition_numbers) AS given (topic_id,
         partition)
+    WHERE o.group_id = of_group AND o.topic_id = given.topic_id AND o.partition = given.partition;
+    DELETE FROM pending_offsets AS o USING unnest(topic_ids, partition_numbers) AS given (topic_id, partition)
     WHERE o.group_id = of_group AND o.topic_id = given.topic_id AND o.partition = given.partition;
     RETURN true;
 END
@@ -1499,7 +1502,8 @@ $function$;
 -- | id | the transactional id |
 -- | of_producer, of_epoch | which producer ends it, or whose transaction is to be ended |
 -- | is_commit | or else it aborts |
--- | cause | who ends it: `client`, or `client2` of transaction.version 2 (KIP-890), or `fence` or `timeout` |
+-- | cause | who ends it: `client`, or `client2` of transaction.version 2 (KIP-890), or `fence`, `restart` or
+--   `timeout` (only if its time is over) |
 -- | marker_segment, marker_key, marker_bytes | of the object that is the marker |
 --
 -- The epoch rises with each end, but not for `client`. After a `fence` the producer cannot go on.
@@ -1542,13 +1546,18 @@ DECLARE
     firsts bigint[];
     markers bigint[];
     newest bigint[];
+    unstables_before bigint[];
     unstables bigint[];
 BEGIN
     SELECT t.producer_id, t.producer_epoch, t.last_producer_id, t.last_producer_epoch, t.ended
     INTO own_producer, own_epoch, last_producer, last_epoch, last_end
     FROM transactions AS t WHERE t.transactional_id = id FOR NO KEY UPDATE;
-    SELECT EXISTS (SELECT FROM transaction_partitions AS p WHERE p.producer_id = own_producer)
-        OR EXISTS (SELECT FROM transaction_groups AS g WHERE g.producer_id = own_producer)
+    -- A client that keeps its epoch may have begun its next transaction since this one was seen to be late
+    -- [raced]. That one has time.
+    SELECT EXISTS (SELECT FROM transaction_partitions AS p WHERE p.producer_id = own_producer
+            AND (cause <> 'timeout' OR p.expires_at < clock_timestamp()))
+        OR EXISTS (SELECT FROM transaction_groups AS g WHERE g.producer_id = own_producer
+            AND (cause <> 'timeout' OR g.expires_at < clock_timestamp()))
     INTO is_open;
 
     IF own_producer = of_producer AND own_epoch = of_epoch THEN
@@ -1577,10 +1586,12 @@ BEGIN
 
     -- Not of partitions that are being deleted.
     SELECT array_agg(locked.topic_id), array_agg(locked.partition), array_agg(locked.high_watermark),
-           array_agg(locked.max_timestamp_ms), array_agg(locked.first_offset)
-    INTO found_topics, found_numbers, markers, newest, firsts
+           array_agg(locked.max_timestamp_ms), array_agg(locked.first_offset),
+           array_agg(locked.first_unstable_offset)
+    INTO found_topics, found_numbers, markers, newest, firsts, unstables_before
     FROM (
-        SELECT p.topic_id, p.partition, p.high_watermark, p.max_timestamp_ms, t.first_offset
+        SELECT p.topic_id, p.partition, p.high_watermark, p.max_timestamp_ms, t.first_offset,
+            p.first_unstable_offset
         FROM transaction_partitions AS t JOIN partitions AS p USING (topic_id, partition)
         WHERE t.producer_id = of_producer AND t.first_offset IS NOT NULL AND p.state = 'live'
         ORDER BY p.topic_id, p.partition FOR NO KEY UPDATE OF p) AS locked;
@@ -1601,10 +1612,11 @@ BEGIN
                marker_bytes, 'marker', -1, -1, newest[part]
         FROM generate_series(1, cardinality(found_topics)) AS part;
 
+        -- From the one before on: the index holds many dead entries of transactions that ended before that.
         SELECT array_agg(coalesce((
             SELECT t.first_offset FROM transaction_partitions AS t
             WHERE t.topic_id = found_topics[part] AND t.partition = found_numbers[part]
-                AND t.first_offset IS NOT NULL
+                AND t.first_offset >= unstables_before[part]
             ORDER BY t.first_offset LIMIT 1), -1) ORDER BY part)
         INTO unstables
         FROM generate_series(1, cardinality(found_topics)) AS part;
@@ -1760,19 +1772,19 @@ BEGIN
         RETURN QUERY SELECT 4, own.producer_id, own.producer_epoch;
         RETURN;
     END IF;
-    IF is_repeat AND NOT is_current AND NOT starts THEN
+    is_used_up := own.producer_epoch >= 32766;  -- 32767, the last epoch, is only for fencing
+    IF is_repeat AND NOT is_current AND NOT starts AND own.producer_epoch < 32767 THEN
         -- What the producer's last request did already.
         RETURN QUERY SELECT 0, own.producer_id, own.producer_epoch;
         RETURN;
     END IF;
 
-    is_used_up := own.producer_epoch >= 32766;  -- 32767, the last epoch, is only for fencing
     RETURN QUERY
     UPDATE transactions AS t SET
         producer_id = CASE WHEN is_used_up THEN new_producer_id() ELSE own.producer_id END,
         producer_epoch = CASE WHEN is_used_up THEN 0 ELSE own.producer_epoch + 1 END,
-        last_producer_id = CASE WHEN starts THEN -1 ELSE own.producer_id END,
-        last_producer_epoch = CASE WHEN starts THEN -1 ELSE own.producer_epoch END,
+        last_producer_id = CASE WHEN starts THEN -1 ELSE of_producer END,
+        last_producer_epoch = CASE WHEN starts THEN -1 ELSE of_epoch END,
         timeout_ms = with_timeout_ms, ended = NULL, changed_at = clock_timestamp()
     WHERE t.transactional_id = id
     RETURNING 0, t.producer_id, t.producer_epoch;

@@ -72,6 +72,7 @@ WITH looked AS MATERIALIZED (
             < statement_timestamp() - make_interval(secs => %(grace_s)s::double precision)
         AND looked.empty_since IS NOT NULL
         AND NOT EXISTS (SELECT FROM committed_offsets WHERE group_id = looked.group_id OFFSET 0)
+        AND NOT EXISTS (SELECT FROM pending_offsets WHERE group_id = looked.group_id OFFSET 0)
 )
 SELECT (SELECT count(*) FROM looked) AS looked_at,
     (SELECT group_id FROM looked ORDER BY group_id DESC LIMIT 1) AS last,
@@ -84,6 +85,7 @@ WITH gone AS (
         AND greatest(g.empty_since, g.claimed_at)
             < statement_timestamp() - make_interval(secs => %(grace_s)s::double precision)
         AND NOT EXISTS (SELECT FROM committed_offsets AS o WHERE o.group_id = g.group_id)
+        AND NOT EXISTS (SELECT FROM pending_offsets AS o WHERE o.group_id = g.group_id)
     RETURNING g.group_id
 ), members AS (
     DELETE FROM group_members AS m USING gone WHERE m.group_id = gone.group_id

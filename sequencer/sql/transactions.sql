@@ -44,24 +44,33 @@ FROM (
 CROSS JOIN LATERAL (SELECT * FROM transactions WHERE producer_id = due.producer_id OFFSET 0) AS t
 LIMIT %(cap)s
 
--- name: forget
--- A page of :cap rows in order: those unused for long and not open go. Rows that someone holds stay.
+-- name: lock_unused
+-- A page of :cap rows in order: those unused for long are locked. Rows that someone holds are left out.
 WITH looked AS MATERIALIZED (
     SELECT transactional_id, changed_at FROM transactions WHERE transactional_id > %(after)s
     ORDER BY transactional_id LIMIT %(cap)s
-), old AS MATERIALIZED (
-    SELECT t.transactional_id, t.producer_id FROM transactions AS t
-    WHERE t.transactional_id = ANY (ARRAY(SELECT transactional_id FROM looked))
+), locked AS MATERIALIZED (
+    SELECT t.transactional_id FROM looked CROSS JOIN LATERAL (
+        SELECT transactional_id FROM transactions
+        WHERE transactional_id = looked.transactional_id OFFSET 0 FOR UPDATE SKIP LOCKED) AS t
+    WHERE looked.changed_at < clock_timestamp() - make_interval(secs => %(unused_for_s)s::double precision)
+)
+SELECT (SELECT count(*) FROM looked) AS looked_at,
+    (SELECT max(transactional_id) FROM looked) AS last_id,
+    coalesce((SELECT array_agg(transactional_id) FROM locked), '{}') AS locked
+
+-- name: forget
+-- A statement with a later snapshot: a transaction may have begun just before the lock, and beginning changes
+-- nothing in this row [raced]. Or the id was used.
+WITH gone AS (
+    DELETE FROM transactions AS t
+    WHERE t.transactional_id = ANY (%(transactional_ids)s::text[])
         AND t.changed_at < clock_timestamp() - make_interval(secs => %(unused_for_s)s::double precision)
         AND NOT EXISTS (SELECT FROM transaction_partitions AS p WHERE p.producer_id = t.producer_id)
         AND NOT EXISTS (SELECT FROM transaction_groups AS g WHERE g.producer_id = t.producer_id)
-    ORDER BY t.producer_id FOR UPDATE SKIP LOCKED
-), gone AS (
-    DELETE FROM transactions AS t
-    WHERE t.transactional_id = ANY (ARRAY(SELECT transactional_id FROM old)) RETURNING 1
+    RETURNING 1
 )
-SELECT (SELECT count(*) FROM looked) AS looked_at, (SELECT count(*) FROM gone) AS forgotten,
-    (SELECT max(transactional_id) FROM looked) AS last_id
+SELECT count(*) AS forgotten FROM gone
 
 -- name: forget_aborted
 -- A page of :cap rows in order. A row too many does no harm, so no partition is locked.

@@ -47,6 +47,18 @@ async def test_a_transaction_whose_timeout_is_over_is_aborted_and_its_producer_f
     assert await write(sequencer, late[0], key, 1) == FencedEpoch()
 
 
+async def test_a_large_transaction_delays_no_other_timeout(sequencer: Sequencer) -> None:
+    keys = await a_topic(sequencer, 4)
+    large = await a_producer(sequencer, "large", timeout_ms=0)
+    for key in keys:
+        await write(sequencer, large, key)
+    await write(sequencer, await a_producer(sequencer, "small", timeout_ms=0), keys[0])
+
+    await finish(TransactionTimeoutJob(sequencer, settings(transactions_per_step=2)))
+
+    assert await count(sequencer, "transaction_partitions") == 0
+
+
 async def test_only_unused_transactional_ids_are_forgotten(sequencer: Sequencer) -> None:
     [key] = await a_topic(sequencer, 1)
     for number in range(5):

@@ -81,9 +81,10 @@ class TransactionModel(ModelSequencer):
             return self._refusal(own, asked)
         if own.is_open:
             return TransactionRefusal.OPEN
-        if asked != NO_IDENTITY and asked == own.last_identity:
+        is_used_up = own.identity.producer_epoch >= LAST_EPOCH  # only for fencing
+        if asked != NO_IDENTITY and asked == own.last_identity and not is_used_up:
             return own.identity
-        own.last_identity = NO_IDENTITY if asked == NO_IDENTITY else own.identity
+        own.last_identity = asked
         own.identity = self._raised(own.identity, drawn)
         own.ended = None
         return own.identity
@@ -138,7 +139,8 @@ class TransactionModel(ModelSequencer):
             if cause is EndCause.CLIENT_2 and asked == own.last_identity and own.ended is is_commit:
                 return own.identity, []
             return self._refusal(own, asked)
-        if not own.is_open and not (cause is EndCause.CLIENT_2 and not is_commit):
+        is_in_time = cause is EndCause.TIMEOUT  # no transaction of the model runs out of time
+        if is_in_time or (not own.is_open and not (cause is EndCause.CLIENT_2 and not is_commit)):
             if cause is EndCause.CLIENT and own.ended is is_commit:
                 return own.identity, []
             return TransactionRefusal.NOTHING_TO_END

@@ -87,7 +87,7 @@ async def _abort(
     """Aborts an open transaction: of an earlier producer, or of this one, which then goes on."""
     is_its_own = asked.producer_id == found.producer_id and asked.producer_epoch == found.producer_epoch
     ended = await context.parts.sequencer.transactions.end(
-        found, is_commit=False, cause=EndCause.TIMEOUT if is_its_own else EndCause.FENCE
+        found, is_commit=False, cause=EndCause.RESTART if is_its_own else EndCause.FENCE
     )
     if isinstance(ended, Ended):
         context.parts.reads.committed(ended.markers)

@@ -95,6 +95,9 @@ def test_read_committed_stops_at_the_last_stable_offset() -> None:
 
     assert taken == Take(view=view, runs=(a_run(0, 9), a_run(10, 19)), end_offset=Offset(15))
     assert decided(15, view, read_committed=True) == Nothing(view=view)
+    for offset in (15, 22):
+        stale = view._replace(confirmed_s=98.0)
+        assert decided(offset, stale, read_committed=True) == Ask(), "a transaction may have ended since"
     assert isinstance(decided(15, view), Take)
 
 

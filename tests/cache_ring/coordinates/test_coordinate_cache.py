@@ -196,6 +196,49 @@ def test_the_last_stable_offset_follows_the_known_end_unless_a_transaction_is_op
     assert (without.last_stable_offset, with_one.last_stable_offset, with_one.high_watermark) == (20, 22, 30)
 
 
+ABORTED = AbortedTransaction(Offset(100), Offset(90), ProducerId(1))
+
+
+def test_an_answer_that_an_abort_overtook_hides_no_aborted_transaction() -> None:
+    """The answer was read while the transaction was open, and a merge raised the epoch before."""
+    cache = a_cache()
+    cache.learn(an_answer(tiled(0, 50, 90)), None, asked_s=0.0)
+    cache.apply(a_run(90, 99)._replace(first_unstable=90))
+    overtaken = an_answer(tiled(0, 100), coordinate_epoch=1, last_stable_offset=90)
+
+    cache.apply(a_run(100, 100)._replace(aborted=ABORTED))
+    cache.learn(overtaken, Offset(90), asked_s=0.0)
+
+    view = cache.find(KEY, 90, 1000, now_s=0.0)
+    assert view is not None
+    assert view.last_stable_offset == 101
+    assert view.runs is None or ABORTED in view.aborted
+
+
+def test_an_answer_that_a_later_one_overtook_hides_no_aborted_transaction() -> None:
+    cache = a_cache()
+    overtaken = an_answer(tiled(0, 100), last_stable_offset=90)
+
+    cache.learn(an_answer((), high_watermark=101), None, asked_s=0.0)
+    cache.learn(overtaken, None, asked_s=0.0)
+
+    assert _runs_at(cache, 90) is None
+    cache.learn(an_answer(tiled(0, 90), high_watermark=100, last_stable_offset=90), None, asked_s=0.0)
+    assert _runs_at(cache, 50) is not None, "nothing in it was open"
+
+
+def test_history_read_while_a_transaction_was_open_is_forgotten_if_its_end_was_missed() -> None:
+    cache = a_cache()
+    cache.learn(an_answer(tiled(0, 80)), None, asked_s=0.0)
+    cache.learn(an_answer(tiled(0, 95), high_watermark=100, last_stable_offset=90), Offset(80), asked_s=0.0)
+    cache.learn(an_answer(tiled(0, 60), high_watermark=100, last_stable_offset=90), Offset(80), asked_s=0.0)
+
+    cache.learn(an_answer((), high_watermark=101), Offset(100), asked_s=0.0)
+
+    assert _runs_at(cache, 90) is None
+    assert _runs_at(cache, 50) is not None, "nothing in it was open"
+
+
 def test_no_more_runs_are_kept_than_the_limits_say() -> None:
     cache = a_cache(max_runs=500, max_runs_per_partition=40, max_ahead=3)
     for partition in range(20):

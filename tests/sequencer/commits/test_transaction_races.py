@@ -9,6 +9,7 @@ import pytest
 from sequencer.client import Sequencer
 from sequencer.commits.commits import Assigned, FencedEpoch, InvalidTransaction
 from sequencer.commits.transactions import (
+    SQL,
     Added,
     EndCause,
     Ended,
@@ -116,7 +117,7 @@ async def test_of_two_ends_that_differ_one_is_done(sequencer: Sequencer) -> None
 
         ends = await asyncio.gather(
             sequencer.transactions.end(producer, is_commit=True, cause=EndCause.CLIENT_2),
-            sequencer.transactions.end(producer, is_commit=False, cause=EndCause.TIMEOUT),
+            sequencer.transactions.end(producer, is_commit=False, cause=EndCause.RESTART),
         )
 
         assert sorted(type(each).__name__ for each in ends) == ["Ended", "TransactionRefusal"]
@@ -199,3 +200,79 @@ async def test_a_producer_that_goes_on_while_its_transaction_times_out_has_one_e
     assert added in (Added(missing=[]), TransactionRefusal.FENCED)
     assert await sequencer.transactions.expired(10) == []
     assert await write(sequencer, of("tx", ended.identity), key) == Assigned(base_offset=Offset(2))
+
+
+async def test_a_timeout_spares_the_transaction_that_began_after_the_late_one(sequencer: Sequencer) -> None:
+    """A client of the older protocol keeps its epoch, so only the time tells the two apart."""
+    [key] = await a_topic(sequencer, 1)
+    producer = await a_producer(sequencer)
+    await sequencer.transactions.add(producer, [key])
+    await write(sequencer, producer, key, kind=BatchTransaction.ADDED)
+    await sequencer.database.run("UPDATE transaction_partitions SET expires_at = now()")
+
+    [found] = await sequencer.transactions.expired(10)
+    await end(sequencer, producer, cause=EndCause.CLIENT)
+    await sequencer.transactions.add(producer, [key])
+    await write(sequencer, producer, key, 1, kind=BatchTransaction.ADDED)
+    timed_out = await sequencer.transactions.end(found, is_commit=False, cause=EndCause.TIMEOUT)
+
+    assert timed_out is TransactionRefusal.NOTHING_TO_END
+    assert await write(sequencer, producer, key, 2, kind=BatchTransaction.ADDED) == Assigned(
+        base_offset=Offset(3)
+    )
+
+
+PAUSED = (
+    "ALTER TABLE transaction_groups RENAME TO all_groups",
+    """CREATE FUNCTION paused() RETURNS SETOF all_groups LANGUAGE plpgsql AS $$ BEGIN
+        PERFORM pg_advisory_xact_lock(7);
+        RETURN QUERY SELECT * FROM all_groups;
+    END $$""",
+    "CREATE VIEW transaction_groups AS SELECT * FROM paused()",
+)
+"""While the lock is held, whoever looks for the groups of a transaction pauses, with the snapshot that it
+has.
+"""
+
+
+async def test_an_id_whose_transaction_begins_as_it_is_forgotten_stays_or_refuses_it(
+    sequencer: Sequencer,
+) -> None:
+    """Else nothing would ever end the transaction, and the last stable offset would stay where it is."""
+    [key] = await a_topic(sequencer, 1)
+    producer = await a_producer(sequencer)
+    await sequencer.database.run("UPDATE transactions SET changed_at = changed_at - interval '8 days'")
+    for statement in PAUSED:
+        await sequencer.database.run_local(statement)
+
+    async with sequencer.database.connection() as connection, connection.transaction():
+        await connection.execute("SELECT pg_advisory_xact_lock(7)")
+        forgetting = asyncio.create_task(sequencer.transactions.forget(7 * 86_400.0, 10))
+        assert await is_kept_waiting(sequencer, forgetting)
+        writing = asyncio.create_task(write(sequencer, producer, key))
+        await asyncio.wait([writing], timeout=0.5)
+    forgotten = (await forgetting).forgotten
+    written = await writing
+
+    known = await sequencer.transactions.of_producer(producer.producer_id)
+    assert (known is None) == (forgotten == 1) == (written == InvalidTransaction())
+    seen = await look(sequencer, key)
+    assert seen.last_stable_offset == (0 if known else seen.high_watermark)
+
+
+async def test_an_id_that_is_used_as_it_is_forgotten_stays(sequencer: Sequencer) -> None:
+    [key] = await a_topic(sequencer, 1)
+    producer = await a_producer(sequencer)
+    await sequencer.database.run("UPDATE transactions SET changed_at = changed_at - interval '8 days'")
+    async with sequencer.database.transaction() as connection:
+        look_at = {"after": "", "unused_for_s": 7 * 86_400.0, "cap": 10}
+        [looked] = await (await connection.execute(SQL["lock_unused"], look_at)).fetchall()
+    assert looked.locked == ["tx"]
+
+    used = await a_producer(sequencer)
+    judged = {"transactional_ids": looked.locked, "unused_for_s": 7 * 86_400.0}
+    [gone] = await sequencer.database.run(SQL["forget"], **judged)
+
+    assert gone.forgotten == 0
+    assert await write(sequencer, used, key) == Assigned(base_offset=Offset(0))
+    assert producer.producer_id == used.producer_id

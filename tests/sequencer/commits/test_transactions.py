@@ -256,6 +256,23 @@ async def test_used_up_epochs_give_another_producer_id(sequencer: Sequencer) -> 
     assert await write(sequencer, of("tx", ended.identity), key) == Assigned(base_offset=Offset(2))
 
 
+async def test_a_producer_that_goes_on_after_the_last_epoch_gets_another_id(sequencer: Sequencer) -> None:
+    """The last epoch is only for fencing: an abort could not raise it."""
+    [key] = await a_topic(sequencer, 1)
+    producer = await a_producer(sequencer, timeout_ms=0)
+    await sequencer.database.run("UPDATE transactions SET producer_epoch = 32766")
+    last = ProducerIdentity(producer_id=producer.producer_id, producer_epoch=LAST_EPOCH - 1)
+    await write(sequencer, of("tx", last), key)
+    await end(sequencer, of("tx", last), is_commit=False, cause=EndCause.TIMEOUT)
+
+    again = await sequencer.transactions.initialize("tx", MINUTE_MS, last)
+
+    assert isinstance(again, ProducerIdentity)
+    assert again.producer_id != last.producer_id
+    assert again.producer_epoch == 0
+    assert await sequencer.transactions.initialize("tx", MINUTE_MS, last) == again, "repeated"
+
+
 async def test_offsets_are_committed_with_their_transaction(sequencer: Sequencer) -> None:
     [key] = await a_topic(sequencer, 1)
     claimed = await sequencer.groups.claim("readers", NodeId(1), create=True)

@@ -5,6 +5,8 @@ from functools import partial
 import pytest
 
 from sequencer.client import Sequencer
+from sequencer.commits.producers import ProducerIdentity
+from sequencer.commits.transactions import EndCause, ProducerOfTransactions
 from sequencer.groups.committed_offsets import CommittedOffset, CommitVerdict, OffsetCommit
 from sequencer.groups.group_retention import SQL, GroupsStep, OffsetKey, OffsetsStep
 from sequencer.topics.topics import Topic
@@ -354,3 +356,47 @@ async def test_a_step_tells_where_to_go_on(sequencer: Sequencer, topic: Topic) -
     assert first == OffsetsStep(unused=0, of_deleted_topics=0, next_after=("g", topic.topic_id, Partition(0)))
     assert second.next_after == ("g", topic.topic_id, Partition(1))
     assert third.next_after is None
+
+
+async def test_a_group_with_pending_offsets_stays(sequencer: Sequencer, topic: Topic) -> None:
+    """Else the transaction would be committed without them."""
+    epoch = (await claimed(sequencer, "g")).coordinator_epoch
+    identity = await sequencer.transactions.initialize("tx", 60_000)
+    assert isinstance(identity, ProducerIdentity)
+    producer = ProducerOfTransactions(
+        transactional_id="tx", producer_id=identity.producer_id, producer_epoch=identity.producer_epoch
+    )
+    pending = a_commit(topic, "g", epoch, 5)
+    await sequencer.transactions.commit_offsets(producer, pending, adds_group=True)
+    await time_passes(sequencer, GRACE_S + 10)
+
+    assert await remove(sequencer) == 0
+    [judged] = await sequencer.database.run(SQL["remove_groups"], group_ids=["g"], grace_s=GRACE_S)
+    assert judged.removed == 0, "the offset may be put aside after the look at the page"
+    await sequencer.transactions.end(producer, is_commit=True, cause=EndCause.CLIENT_2)
+
+    assert await offsets_of(sequencer, topic, "g") == {0: 5}
+
+
+async def test_deleted_offsets_do_not_come_back_with_their_transaction(
+    sequencer: Sequencer, topic: Topic
+) -> None:
+    """Neither in a group of the same name."""
+    identity = await sequencer.transactions.initialize("tx", 60_000)
+    assert isinstance(identity, ProducerIdentity)
+    producer = ProducerOfTransactions(
+        transactional_id="tx", producer_id=identity.producer_id, producer_epoch=identity.producer_epoch
+    )
+    epochs = {}
+    for name in ("all", "one"):
+        epochs[name] = (await claimed(sequencer, name)).coordinator_epoch
+        pending = a_commit(topic, name, epochs[name], 5)
+        await sequencer.transactions.commit_offsets(producer, pending, adds_group=True)
+
+    await sequencer.groups.delete("all", epochs["all"])
+    await sequencer.committed_offsets.delete("one", epochs["one"], [(topic.topic_id, Partition(0))])
+    await claimed(sequencer, "all")
+    await sequencer.transactions.end(producer, is_commit=True, cause=EndCause.CLIENT_2)
+
+    assert await offsets_of(sequencer, topic, "all") == {}
+    assert await offsets_of(sequencer, topic, "one") == {}
