@@ -114,7 +114,8 @@ class _Interval:
     """`aborted` lacks none whose marker is here or later, wherever it began."""
     runs: list[RunCoordinate] = field(default_factory=list)
     ahead: dict[Offset, RunCoordinate] = field(default_factory=dict)
-    windows: list[_Window] = field(default_factory=list)
+    windows: tuple[_Window, ...] = ()
+    """The most recently used is last."""
     aborted: list[AbortedTransaction] = field(default_factory=lambda: _NONE_ABORTED)
     """All that overlap what is kept, in the order of their markers."""
 
@@ -287,7 +288,7 @@ class CoordinateCache:
             # An old one must not hide a newer one.
             is_of_age = now_s - window.learned_s > self._limits.max_age_s
             if not is_of_age and window.runs[0].base_offset <= offset <= window.runs[-1].last_offset:
-                interval.windows.append(interval.windows.pop(at))  # the most recently used is last
+                interval.windows = (*interval.windows[:at], *interval.windows[at + 1 :], window)
                 return window
         return None
 
@@ -295,7 +296,7 @@ class CoordinateCache:
         if read.coordinate_epoch > interval.coordinate_epoch:
             interval.coordinate_epoch = read.coordinate_epoch
             interval.runs.clear()
-            interval.windows.clear()
+            interval.windows = ()
             interval.learned_s = asked_s
         interval.log_start_offset = max(interval.log_start_offset, read.log_start_offset)
         interval.confirmed_s = max(interval.confirmed_s, asked_s)
@@ -333,8 +334,8 @@ class CoordinateCache:
             interval.runs[:0] = older
             interval.learned_s = min(interval.learned_s, asked_s)
         elif older:
-            interval.windows.append(_Window(runs=tuple(older), learned_s=asked_s))
-            del interval.windows[: -self._limits.max_windows]
+            window = _Window(runs=tuple(older), learned_s=asked_s)
+            interval.windows = (*interval.windows, window)[-self._limits.max_windows :]
 
     def _forget_unstable(self, interval: _Interval, high_watermark: Offset) -> None:
         """The known end goes on to `high_watermark`. Transactions that are open at the present one may have
@@ -342,9 +343,9 @@ class CoordinateCache:
         """
         interval.aborted_from = high_watermark
         if interval.first_unstable >= 0:
-            interval.windows = [
+            interval.windows = tuple(
                 window for window in interval.windows if not _reaches(window.runs, interval.first_unstable)
-            ]
+            )
 
     def _append_what_was_ahead(self, interval: _Interval) -> None:
         while (run := interval.ahead.pop(interval.known_end, None)) is not None:

@@ -16,7 +16,7 @@ PROCESS_BYTES: Final = 200 << 20
 # What an entry takes: itself, its key and its slot in the table. Measured in
 # tests/tidelog/process/test_memory_bound.py.
 CONNECTION_BYTES: Final = 10 << 10
-CACHED_COORDINATE_BYTES: Final = 496
+CACHED_COORDINATE_BYTES: Final = 482
 INDEXED_BATCH_BYTES: Final = 64
 READ_PARTITION_BYTES: Final = 210
 PAGE_AHEAD_BYTES: Final = 1 << 10
