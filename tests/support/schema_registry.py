@@ -8,7 +8,7 @@ import hashlib
 import shutil
 import tarfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from tests.support.waiting import wait_until
 _MODULES = Path(__file__).with_name("schema_registry.xml")
 _FOLDER = Path(__file__).parents[2] / ".cache" / "schema-registry"
 _START_TIMEOUT_S = 180.0
-_ASK_TIMEOUT_S = 60.0
+_REQUEST_TIMEOUT_S = 20.0
+_ATTEMPTS = 3
 
 
 def registry_application() -> Path:
@@ -79,9 +80,7 @@ class SchemaRegistry:
 
     def version(self) -> str:
         """Of the program."""
-        info = httpx.get(
-            f"http://127.0.0.1:{self._port}/apis/registry/v3/system/info", timeout=_ASK_TIMEOUT_S
-        )
+        info = _get(f"http://127.0.0.1:{self._port}/apis/registry/v3/system/info")
         found: str = info.raise_for_status().json()["version"]
         return found
 
@@ -91,11 +90,18 @@ class SchemaRegistry:
         return {number: self._get(f"/subjects/{subject}/versions/{number}")["id"] for number in numbers}
 
     def _is_ready(self) -> bool:
-        health = f"http://127.0.0.1:{self._health_port}/health/ready"
-        return httpx.get(health, timeout=_ASK_TIMEOUT_S).is_success
+        return _get(f"http://127.0.0.1:{self._health_port}/health/ready").is_success
 
     def _get(self, path: str) -> Any:
-        return httpx.get(f"{self.url}{path}", timeout=_ASK_TIMEOUT_S).raise_for_status().json()
+        return _get(f"{self.url}{path}").raise_for_status().json()
+
+
+def _get(url: str) -> httpx.Response:
+    """Asks again where the answer is lost: the registry once logged one and never sent it."""
+    for _ in range(_ATTEMPTS - 1):
+        with suppress(httpx.ReadTimeout):
+            return httpx.get(url, timeout=_REQUEST_TIMEOUT_S)
+    return httpx.get(url, timeout=_REQUEST_TIMEOUT_S)
 
 
 @contextmanager

@@ -33,9 +33,12 @@ def run(packages: Path, *arguments: str) -> str:
     """What the program printed. Raises `ProgramFailed`."""
     command = [sys.executable, str(_HERE / "program.py"), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(packages)}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=_RUN_TIMEOUT_S, check=False
-    )
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=_RUN_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ProgramFailed(f"{arguments} did not end: {error.stdout!r}\n{error.stderr!r}") from error
     if done.returncode != 0:
         raise ProgramFailed(f"{arguments} ended with {done.returncode}: {done.stdout}\n{done.stderr}")
     return done.stdout

@@ -4,6 +4,7 @@
 schema's further fields take their defaults. `read SERVERS REGISTRY TOPIC COUNT` prints each record as JSON.
 """
 
+import faulthandler
 import json
 import sys
 import uuid
@@ -15,11 +16,18 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerialize
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 TIMEOUT_S = 120.0
+_SHOW_STACKS_AFTER_S = 60.0
+_REQUEST_TIMEOUT_S = 20
+"""Then the client asks again. Without it, it waits for ever where the registry's answer is lost."""
+
+
+def _registry(url: str) -> SchemaRegistryClient:
+    return SchemaRegistryClient({"url": url, "timeout": _REQUEST_TIMEOUT_S})
 
 
 def write(servers: str, registry: str, topic: str, schema: str, first: int, count: int) -> None:
     """Registers the schema with the first record."""
-    serialize = AvroSerializer(SchemaRegistryClient({"url": registry}), schema)
+    serialize = AvroSerializer(_registry(registry), schema)
     producer = confluent_kafka.Producer({"bootstrap.servers": servers, "enable.idempotence": True})
     context = SerializationContext(topic, MessageField.VALUE)
     for number in range(first, first + count):
@@ -31,7 +39,7 @@ def write(servers: str, registry: str, topic: str, schema: str, first: int, coun
 
 def read(servers: str, registry: str, topic: str, count: int) -> None:
     """Reads from the beginning, with the schemas that the records name."""
-    deserialize = AvroDeserializer(SchemaRegistryClient({"url": registry}))
+    deserialize = AvroDeserializer(_registry(registry))
     context = SerializationContext(topic, MessageField.VALUE)
     group = f"avro-{uuid.uuid4().hex[:8]}"
     settings = {"bootstrap.servers": servers, "group.id": group, "auto.offset.reset": "earliest"}
@@ -50,6 +58,7 @@ def read(servers: str, registry: str, topic: str, count: int) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
+    faulthandler.dump_traceback_later(_SHOW_STACKS_AFTER_S, repeat=True)
     what, servers, registry, topic, *rest = arguments
     if what == "write":
         schema, first, count = rest
