@@ -26,6 +26,7 @@ from tests.compactor.builders import CLUSTER, pending, written
 from tests.compactor.merging import coordinates
 from tests.recovery.conftest import Place
 from tests.recovery.test_from_the_bucket import begin, destroy, journal
+from tests.recovery.test_old_backups import merge_and_delete
 from tests.recovery.test_recover import is_healthy
 
 MINUTE_MS = 60_000
@@ -256,3 +257,31 @@ async def test_an_entry_without_open_transactions_ends_those_before(place: Place
         sections.append([rows.rows for rows in tables if rows.table == "transaction_partitions"])
 
     assert sections == [[1], []]
+
+
+async def test_what_only_merged_objects_hold_of_transactions_is_aborted(place: Place, topic: Topic) -> None:
+    """Their footers prove offsets and markers, but the journal does not say how the transactions ended."""
+    good, bad, still = [await a_producer(place, name) for name in ("good", "bad", "still")]
+    await begin(place)
+    await written(place.sequencer, place.store, pending(topic, 1))  # 0
+    await journal(place)
+    await write(place, topic, good)  # 1
+    await write(place, topic, bad)  # 2
+    await end(place, bad, is_commit=False)  # 3
+    await end(place, good, is_commit=True)  # 4
+    await write(place, topic, still)  # 5
+    for number in range(20):
+        await written(place.sequencer, place.store, pending(topic, 1, timestamp_ms=10_000 + number))
+    assert await merge_and_delete(place) > 8
+
+    destroy(place)
+    rehearsed = await place.rehearse()
+    report = await place.recover()
+
+    found = await seen(place, topic)
+    assert found.is_stable
+    assert found.committed == [0, *found.records[4:]]
+    assert len(found.committed) == 21
+    assert still.producer_id in {one.producer_id for one in report.aborted}
+    assert len(rehearsed.aborted) == len(report.aborted)
+    assert await is_healthy(place)
