@@ -374,6 +374,8 @@ class Holes:
             await remember_transactions(
                 self._session,
                 [(key, batch.header, batch.base_offset) for key, batch in filling.unended],
+                self._report,
+                self._settings.recovery_listed,
             )
 
     async def _swap(self, filling: _Filling) -> None:

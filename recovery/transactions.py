@@ -41,18 +41,33 @@ async def open_transactions(
 
 
 async def remember_transactions(
-    session: RecoverySession, batches: Sequence[tuple[PartitionKey, BatchHeader, Offset]]
+    session: RecoverySession,
+    batches: Sequence[tuple[PartitionKey, BatchHeader, Offset]],
+    report: Report,
+    most_listed: int,
 ) -> None:
-    """Notes batches and markers that only merged objects have, in the order of their offsets."""
+    """Notes batches and markers that only merged objects have, in the order of their offsets. Lists what it
+    aborts."""
     for key, header, offset in batches:
         if header.is_control:
-            await session.run(
+            aborted = await session.run(
                 "abort_at_marker",
                 topic_id=key[0],
                 partition=key[1],
                 producer_id=header.producer_id,
                 offset=offset,
             )
+            for row in aborted:
+                report.abort(
+                    TransactionAborted(
+                        key=key,
+                        name=report.of(key).name,
+                        producer_id=header.producer_id,
+                        first_offset=row.first_offset,
+                        marker_offset=offset,
+                    ),
+                    most_listed,
+                )
         else:
             await open_transactions(session, [(key, ProducerId(header.producer_id), offset)])
 

@@ -282,6 +282,7 @@ async def test_what_only_merged_objects_hold_of_transactions_is_aborted(place: P
     assert found.is_stable
     assert found.committed == [0, *found.records[4:]]
     assert len(found.committed) == 21
-    assert still.producer_id in {one.producer_id for one in report.aborted}
+    listed = {one.producer_id for one in report.aborted}
+    assert listed == {one.producer_id for one in (good, bad, still)}
     assert len(rehearsed.aborted) == len(report.aborted)
     assert await is_healthy(place)
