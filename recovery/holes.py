@@ -35,6 +35,7 @@ from recovery.plan import (
 from recovery.producers import SeenBatches
 from recovery.report import RecordsRefused, Report
 from recovery.settings import RecoverySettings
+from recovery.transactions import remember_transactions
 from sequencer.journal.recovery import WRITER, WRITER_BEYOND, RecoverySession
 from storage.batches.byte_arrays import Buffer
 from storage.batches.record_batch import (
@@ -190,6 +191,8 @@ class _Filling:
     adopted: dict[SegmentId, tuple[ObjectKey, int]] = field(default_factory=dict)
     seen: SeenBatches = field(default_factory=SeenBatches)
     """Batches past the end of the log."""
+    unended: list[tuple[PartitionKey, ProvenBatch]] = field(default_factory=list)
+    """Batches of transactions, and markers, past the end of the log."""
 
 
 def gone_segment(segment_id: SegmentId, gone: Sequence[tuple[Hole, int]]) -> SealedSegment:
@@ -312,12 +315,16 @@ class Holes:
                     filling.adopted[part.run.segment_id] = self._footers.object(part.run.segment_id)
                     self._report.of(hole.key).replaced += offsets
                     if not hole.runs:
-                        self._remember(hole.key, batches, filling.seen)
+                        self._remember(hole.key, batches, filling)
         return filling
 
-    def _remember(self, key: PartitionKey, batches: Sequence[ProvenBatch], seen: SeenBatches) -> None:
+    def _remember(self, key: PartitionKey, batches: Sequence[ProvenBatch], filling: _Filling) -> None:
         for batch in batches:
-            seen.add(key, batch.header, batch.base_offset)
+            if batch.header.is_transactional:
+                filling.unended.append((key, batch))
+            if batch.header.is_control:
+                continue
+            filling.seen.add(key, batch.header, batch.base_offset)
             if batch.header.producer_id == NO_PRODUCER_ID:
                 self.adopted_batches[(*key, batch.header.crc, batch.header.size_bytes)] += 1
 
@@ -364,6 +371,12 @@ class Holes:
         async with self._session.transaction():
             await self._swap(filling)
             await filling.seen.remember(self._session)
+            await remember_transactions(
+                self._session,
+                [(key, batch.header, batch.base_offset) for key, batch in filling.unended],
+                self._report,
+                self._settings.recovery_listed,
+            )
 
     async def _swap(self, filling: _Filling) -> None:
         run, adopted = self._session.run, filling.adopted

@@ -26,6 +26,7 @@ from recovery.journal import BucketJournal, replay_producers
 from recovery.plan import JournalPosition, Side, Source, newer_side, young_since
 from recovery.report import RecordsRefused, Report
 from recovery.settings import RecoverySettings
+from recovery.transactions import abort_open_transactions
 from recovery.undelete import Undelete, undelete_for
 from recovery.young import YoungSegments
 from sequencer.cluster.ownership import Ownership, OwnershipLost
@@ -370,6 +371,7 @@ class _Recovery:
         out."""
         session, margin = self._session, self._settings.recovery_sequence_margin
         async with session.transaction():
+            await abort_open_transactions(session, self._report, self._settings.recovery_listed)
             self._report.leftovers = (await session.row("doom_leftovers", writer=WRITER)).doomed
             await session.run("forget_gone_ranges")
             await session.run("end_writing", writer=WRITER, beyond=WRITER_BEYOND)

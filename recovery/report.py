@@ -59,6 +59,18 @@ class GoneOffsets:
         return self.last_offset - self.base_offset + 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionAborted:
+    """A transaction in a partition that the recovery aborted, because its end could not be known."""
+
+    key: PartitionKey
+    name: str
+    producer_id: int
+    first_offset: int
+    """Its first record's. Records of this producer from here to the marker are left out."""
+    marker_offset: int
+
+
 @dataclass(slots=True, kw_only=True)
 class Report:
     """Filled step by step."""
@@ -87,6 +99,8 @@ class Report:
     """Ranges that are counted only."""
     refused: list[RecordsRefused] = field(default_factory=list)
     refused_more: int = 0
+    aborted: list[TransactionAborted] = field(default_factory=list)
+    aborted_more: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds per step."""
 
@@ -113,6 +127,12 @@ class Report:
             self.refused.append(one)
         else:
             self.refused_more += 1
+
+    def abort(self, one: TransactionAborted, most_listed: int) -> None:
+        if len(self.aborted) < most_listed:
+            self.aborted.append(one)
+        else:
+            self.aborted_more += 1
 
     @property
     def appended(self) -> int:

@@ -6,6 +6,7 @@ Promises:
 - They go through the agents' own commit, so an idempotent producer's batch is never in the log twice.
 - Batches that came before their predecessors are tried again as long as others are accepted.
 - What is refused in the end is listed.
+- Batches of transactions are in the log as of open transactions, which the end of the recovery aborts.
 """
 
 from collections import Counter
@@ -18,15 +19,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recovery.holes import BatchMark
+from recovery.plan import PartitionKey
 from recovery.report import RecordsRefused, Report
 from recovery.settings import RecoverySettings
+from recovery.transactions import open_transactions
 from sequencer.commits.commits import (
+    Assigned,
     BatchOutcome,
     Committed,
     Duplicate,
     FencedEpoch,
     Outcomes,
     OutOfOrderSequence,
+    SegmentRefused,
     SegmentToCommit,
     UnknownPartition,
     UnknownProducer,
@@ -36,7 +41,7 @@ from sequencer.commits.outcomes import decode_outcomes
 from sequencer.journal.recovery import WRITER, RecoverySession
 from storage.batches.byte_arrays import Buffer
 from storage.batches.record_batch import index_batches, read_header
-from storage.identifiers import NO_PRODUCER_ID, ObjectKey, Partition, SegmentId
+from storage.identifiers import NO_PRODUCER_ID, ObjectKey, Offset, Partition, ProducerId, SegmentId
 from storage.segments.segment import CorruptSegment, empty_segment, verify_segment
 from storage.segments.segment_batches import (
     COLUMNS,
@@ -46,6 +51,7 @@ from storage.segments.segment_batches import (
     PRODUCER_ID,
     RECORDS,
     TOPIC,
+    TRANSACTION,
     BatchTransaction,
     PlacedBatches,
 )
@@ -111,7 +117,7 @@ def segment_to_commit(segment_id: SegmentId, data: Buffer) -> SegmentToCommit | 
                     header.producer_epoch,
                     header.base_sequence,
                     header.crc,
-                    BatchTransaction.NONE,  # how its transaction ended is not known
+                    BatchTransaction.ADDED if header.is_transactional else BatchTransaction.NONE,
                 )
             )
     placed = PlacedBatches(
@@ -209,7 +215,7 @@ class YoungSegments:
                 object_keys=[key for _, key in segments],
                 writer=WRITER,
             )
-            answers = await self._session.commit([one for one, _ in segments])
+            answers = await self._commit_and_open([one for one, _ in segments])
         for (one, key), answer in zip(segments, answers, strict=True):
             assert isinstance(answer, Committed), "it was reserved in this transaction"
             outcomes = list(answer.outcomes)
@@ -217,6 +223,26 @@ class YoungSegments:
                 self._deferred.append(_Deferred(to_commit=one, object_key=key, outcomes=outcomes))
             else:
                 self._count(one, outcomes, key)
+
+    async def _commit_and_open(
+        self, segments: Sequence[SegmentToCommit]
+    ) -> tuple[Committed | SegmentRefused, ...]:
+        """Commits the batches of transactions like others, then notes their transactions as open: how they
+        ended is not known."""
+        answers = await self._session.commit([_outside_transactions(one) for one in segments])
+        opened: list[tuple[PartitionKey, ProducerId, Offset]] = []
+        for segment, answer in zip(segments, answers, strict=True):
+            if not isinstance(answer, Committed):
+                continue
+            columns, topic_ids = segment.batches.columns, segment.batches.topic_ids
+            for index in np.flatnonzero(columns[TRANSACTION]).tolist():
+                outcome = answer.outcomes[index]
+                if isinstance(outcome, Assigned):
+                    topic, partition, producer_id = columns[[TOPIC, PARTITION, PRODUCER_ID], index].tolist()
+                    key = (topic_ids[topic], Partition(partition))
+                    opened.append((key, ProducerId(producer_id), outcome.base_offset))
+        await open_transactions(self._session, opened)
+        return answers
 
     async def _try_again(self) -> None:
         """Repeats rounds until one changes nothing."""
@@ -240,7 +266,7 @@ class YoungSegments:
         )
         async with self._session.transaction():
             await self._session.run("commit_again", segment_id=segment.segment_id)
-            [answer] = await self._session.commit([rest])
+            [answer] = await self._commit_and_open([rest])
             assert isinstance(answer, Committed), "it is reserved in this transaction"
             is_better = not all(isinstance(each, _MAY_BE_ACCEPTED_LATER) for each in answer.outcomes)
             for index, outcome in zip(refused.tolist(), answer.outcomes, strict=True):
@@ -269,6 +295,12 @@ class YoungSegments:
         self._report.refuse(
             RecordsRefused(what=key, reason=reason, records=records), self._settings.recovery_listed
         )
+
+
+def _outside_transactions(segment: SegmentToCommit) -> SegmentToCommit:
+    columns = segment.batches.columns.copy()
+    columns[TRANSACTION] = BatchTransaction.NONE
+    return replace(segment, batches=replace(segment.batches, columns=columns))
 
 
 def _some(batches: PlacedBatches, which: NDArray[np.int64]) -> PlacedBatches:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
 
 from sequencer.commits.coordinates import AbortedTransaction, PartitionKey, RunCoordinate
@@ -135,11 +135,43 @@ class ForgetAbortedStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _End:
+class TransactionEnd:
     producer: ProducerOfTransactions
     is_commit: bool
     cause: EndCause
     marker: bytes
+
+
+def end_to_write(
+    producer: ProducerOfTransactions, *, is_commit: bool, cause: EndCause, timestamp_ms: int
+) -> TransactionEnd:
+    """Returns an end with its marker."""
+    raised = 0 if cause is EndCause.CLIENT else 1
+    return TransactionEnd(
+        producer=producer,
+        is_commit=is_commit,
+        cause=cause,
+        marker=marker_batch(
+            producer.producer_id,
+            min(producer.producer_epoch + raised, LAST_EPOCH),
+            is_commit=is_commit,
+            timestamp_ms=timestamp_ms,
+        ),
+    )
+
+
+def end_parameters(ends: Sequence[TransactionEnd]) -> dict[str, Any]:
+    """Returns the parameters of the statement `end`."""
+    return {
+        "transactional_ids": TextArray(end.producer.transactional_id for end in ends),
+        "producer_ids": Int8Array(end.producer.producer_id for end in ends),
+        "producer_epochs": Int4Array(end.producer.producer_epoch for end in ends),
+        "are_commits": [end.is_commit for end in ends],
+        "causes": TextArray(end.cause.value for end in ends),
+        "marker_segments": UuidArray(new_segment_id() for _ in ends),
+        "marker_keys": TextArray(inline_key(end.marker) for end in ends),
+        "markers_bytes": Int4Array(len(end.marker) for end in ends),
+    }
 
 
 class Transactions:
@@ -199,35 +231,16 @@ class Transactions:
         """Commits or aborts the producer's open transaction. Ends that wait at the same time share a
         statement.
         """
-        raised = 0 if cause is EndCause.CLIENT else 1
-        end = _End(
-            producer=producer,
-            is_commit=is_commit,
-            cause=cause,
-            marker=marker_batch(
-                producer.producer_id,
-                min(producer.producer_epoch + raised, LAST_EPOCH),
-                is_commit=is_commit,
-                timestamp_ms=time.time_ns() // 1_000_000,
-            ),
+        end = end_to_write(
+            producer, is_commit=is_commit, cause=cause, timestamp_ms=time.time_ns() // 1_000_000
         )
         row = await self._ends.answer_to(end)
         if row.verdict:
             return TransactionRefusal(row.verdict)
         return Ended(identity=_identity(row), markers=_markers(row, end))
 
-    async def _end(self, ends: Sequence["_End"]) -> Sequence[Row]:
-        return await self._database.write(
-            SQL["end"],
-            transactional_ids=TextArray(end.producer.transactional_id for end in ends),
-            producer_ids=Int8Array(end.producer.producer_id for end in ends),
-            producer_epochs=Int4Array(end.producer.producer_epoch for end in ends),
-            are_commits=[end.is_commit for end in ends],
-            causes=TextArray(end.cause.value for end in ends),
-            marker_segments=UuidArray(new_segment_id() for _ in ends),
-            marker_keys=TextArray(inline_key(end.marker) for end in ends),
-            markers_bytes=Int4Array(len(end.marker) for end in ends),
-        )
+    async def _end(self, ends: Sequence[TransactionEnd]) -> Sequence[Row]:
+        return await self._database.write(SQL["end"], **end_parameters(ends))
 
     async def commit_offsets(
         self, producer: ProducerOfTransactions, commit: OffsetCommit, *, adds_group: bool
@@ -329,7 +342,7 @@ def _producer(row: Row) -> ProducerOfTransactions:
     )
 
 
-def _markers(row: Row, end: _End) -> tuple[RunCoordinate, ...]:
+def _markers(row: Row, end: TransactionEnd) -> tuple[RunCoordinate, ...]:
     columns = (
         row.topic_ids,
         row.partition_numbers,

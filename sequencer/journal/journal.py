@@ -82,6 +82,8 @@ CHECKPOINT_TABLES: Final = (
     "tombstones",
     "outcomes",
     "runs",
+    "transaction_partitions",
+    "aborted_transactions",
 )
 NOT_IN_THE_JOURNAL: Final = frozenset(
     {
@@ -102,15 +104,13 @@ NOT_IN_THE_JOURNAL: Final = frozenset(
         "agents_shown",
         "erasures",
         "transactions",
-        "transaction_partitions",
         "transaction_groups",
         "pending_offsets",
-        "aborted_transactions",
     }
 )
 """Tables about current work, the bucket's owner, counts, observations, recent changes of topics, how far logs
-are clean, and transactions (docs/design/transactions.md#not-yet): a rebuilt database begins without these
-rows. Its migration makes a new secret, because the bucket holds none."""
+are clean, and producers of transactions, which begin again (docs/design/recovery.md#transactions): a rebuilt
+database begins without these rows. Its migration makes a new secret, because the bucket holds none."""
 
 _PACE: Final = 20.0
 """A family is read again after this many times the duration of its last reading."""
@@ -173,14 +173,26 @@ class Journal:
             tables += await self._copied(
                 connection, "partitions", SQL["partitions_of_changed_topics"], changed
             )
-        for number, segment_ids in enumerate(pieces):
+        all_pieces = list(pieces)
+        # All in the first entry. If later ones are lost, these transactions are known to be aborted.
+        every_id = {"segment_ids": "{" + ",".join(str(one) for piece in all_pieces for one in piece) + "}"}
+        if all_pieces:
+            tables += await self._copied(
+                connection, "aborted_transactions", SQL["aborted_transactions_by_segment"], every_id
+            )
+        for number, segment_ids in enumerate(all_pieces):
             if number:
                 yield tables
                 tables = []
             named = {"segment_ids": "{" + ",".join(map(str, segment_ids)) + "}"}
             tables += await self._copied(connection, "segments", SQL["segments_by_id"], named)
             tables += await self._copied(connection, "partitions", SQL["partitions_cut"], named)
-            tables += await self._copied(connection, "runs", SQL["runs_by_segment"], named)
+            runs = await self._copied(connection, "runs", SQL["runs_by_segment"], named)
+            if runs:
+                # All that are open: there are few, and their ends delete their rows.
+                tables += runs + await self._copied(
+                    connection, "transaction_partitions", SQL["open_transactions"], {}
+                )
         for family, since in _due(state, moment):
             began_s = time.monotonic()
             await connection.execute(

@@ -49,6 +49,8 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "merge_candidates": ("segment_id",),
     "segments": ("segment_id",),
     "runs": ("topic_id", "partition", "base_offset"),
+    "transaction_partitions": ("producer_id", "topic_id", "partition"),
+    "aborted_transactions": ("topic_id", "partition", "last_offset"),
 }
 IN_TIME_PARTITIONS: Final = ("tombstones", "outcomes")
 """The partitions of the lost database do not exist here. The rows go into a current one, and their time
@@ -137,6 +139,9 @@ async def load_entry(
     """Loads one entry, in the caller's transaction. Returns what could not be added. Raises
     JournalMismatch."""
     left_out: list[RunLeftOut] = []
+    if any(rows.table == "runs" for rows in tables):
+        # An entry with runs has all open transactions. What it does not have has ended.
+        await _execute(connection, "remove_open_transactions")
     for rows in sorted(
         tables, key=lambda rows: _LOADED_LAST.index(rows.table) if rows.table in _LOADED_LAST else -1
     ):
@@ -159,6 +164,8 @@ async def finish(connection: AsyncConnection[Any]) -> None:
     await _execute(
         connection,
         "set_sizes",
+        "open_aborted_without_marker",
+        "remove_aborted_without_marker",
         "remove_offsets_without_group",
         "remove_members_without_group",
         "pass_topic_changes",

@@ -56,6 +56,18 @@ SELECT s.* FROM segments AS s WHERE s.segment_id = ANY(%(segment_ids)s::uuid[])
 -- name: runs_by_segment
 SELECT r.* FROM runs AS r WHERE r.segment_id = ANY(%(segment_ids)s::uuid[])
 
+-- name: aborted_transactions_by_segment
+-- Those whose markers lie in new runs.
+SELECT a.* FROM runs AS r
+CROSS JOIN LATERAL (
+    SELECT * FROM aborted_transactions AS t
+    WHERE t.topic_id = r.topic_id AND t.partition = r.partition
+        AND t.last_offset BETWEEN r.base_offset AND r.last_offset OFFSET 0) AS a
+WHERE r.segment_id = ANY(%(segment_ids)s::uuid[])
+
+-- name: open_transactions
+SELECT t.* FROM transaction_partitions AS t WHERE t.first_offset IS NOT NULL
+
 -- name: partitions_cut
 -- Partitions whose log start or local start is at or after a new run: runs before it may have been deleted
 -- before any entry had them.

@@ -4,6 +4,23 @@
 -- name: drop_staged
 DROP TABLE IF EXISTS pg_temp.staged
 
+-- name: remove_open_transactions
+DELETE FROM transaction_partitions
+
+-- name: open_aborted_without_marker
+-- An entry with the marker was lost: the transaction is to be aborted again.
+INSERT INTO transaction_partitions AS t (producer_id, topic_id, partition, first_offset, expires_at)
+SELECT a.producer_id, a.topic_id, a.partition, min(a.first_offset), clock_timestamp()
+FROM aborted_transactions AS a JOIN partitions AS p USING (topic_id, partition)
+WHERE a.last_offset >= p.high_watermark
+GROUP BY a.producer_id, a.topic_id, a.partition
+ON CONFLICT (producer_id, topic_id, partition) DO UPDATE
+SET first_offset = least(t.first_offset, excluded.first_offset)
+
+-- name: remove_aborted_without_marker
+DELETE FROM aborted_transactions AS a USING partitions AS p
+WHERE p.topic_id = a.topic_id AND p.partition = a.partition AND a.last_offset >= p.high_watermark
+
 -- name: add_partitions
 -- New partitions begin empty, because their runs come afterwards. Known ones only take the epoch and the
 -- state.

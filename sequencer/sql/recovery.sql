@@ -32,6 +32,9 @@ TRUNCATE missing
 INSERT INTO missing
 SELECT segment_id FROM (SELECT DISTINCT segment_id FROM runs) AS referenced
 WHERE NOT EXISTS (SELECT FROM listed WHERE listed.segment_id = referenced.segment_id)
+    -- A marker is in its key, not in the bucket.
+    AND NOT EXISTS (SELECT FROM segments AS s
+        WHERE s.segment_id = referenced.segment_id AND s.object_key LIKE 'inline/%%')
 
 -- name: leave_to_history
 -- Runs that gave way to history: the journal does not say which, but their objects may be gone.
@@ -314,6 +317,70 @@ UPDATE journal SET epoch = %(epoch)s, last_entry = %(last_entry)s,
 -- name: committed_since
 SELECT segment_id, object_key, outcome FROM segments
 WHERE state = 'committed' AND committed_at >= %(since)s AND outcome <> '{}' ORDER BY segment_id
+
+-- name: open_transactions
+-- Records of producers at these offsets, whose transactions no one has ended as far as the log says.
+INSERT INTO transaction_partitions AS t (producer_id, topic_id, partition, first_offset, expires_at)
+SELECT given.producer_id, given.topic_id, given.partition, min(given.base_offset), clock_timestamp()
+FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[], %(producer_ids)s::bigint[],
+    %(base_offsets)s::bigint[]) AS given (topic_id, partition, producer_id, base_offset)
+GROUP BY given.producer_id, given.topic_id, given.partition
+ON CONFLICT (producer_id, topic_id, partition) DO UPDATE
+SET first_offset = least(t.first_offset, excluded.first_offset)
+
+-- name: abort_at_marker
+-- A marker that only a merged object has: the records before it are left out, whatever it says.
+WITH ended AS (
+    DELETE FROM transaction_partitions AS t
+    WHERE t.producer_id = %(producer_id)s AND t.topic_id = %(topic_id)s AND t.partition = %(partition)s
+        AND t.first_offset < %(offset)s
+    RETURNING t.first_offset
+)
+INSERT INTO aborted_transactions (topic_id, partition, last_offset, first_offset, producer_id, stable_offset)
+SELECT %(topic_id)s, %(partition)s, %(offset)s, ended.first_offset, %(producer_id)s, coalesce((
+    SELECT min(t.first_offset) FROM transaction_partitions AS t
+    WHERE t.topic_id = %(topic_id)s AND t.partition = %(partition)s AND t.producer_id <> %(producer_id)s),
+    %(offset)s + 1)
+FROM ended
+ON CONFLICT (topic_id, partition, last_offset) DO NOTHING
+RETURNING first_offset
+
+-- name: remove_transactions_without_records
+DELETE FROM transaction_partitions AS t
+WHERE t.first_offset IS NULL OR NOT EXISTS (
+    SELECT FROM partitions AS p
+    WHERE p.topic_id = t.topic_id AND p.partition = t.partition AND p.state = 'live'
+        AND p.high_watermark > t.first_offset)
+
+-- name: set_first_unstable_offsets
+UPDATE partitions AS p SET first_unstable_offset = least_of.first_offset
+FROM partitions AS q LEFT JOIN (
+    SELECT topic_id, partition, min(first_offset) AS first_offset FROM transaction_partitions
+    GROUP BY topic_id, partition) AS least_of USING (topic_id, partition)
+WHERE q.topic_id = p.topic_id AND q.partition = p.partition
+    AND p.first_unstable_offset IS DISTINCT FROM least_of.first_offset
+
+-- name: drop_pending_offsets
+WITH dropped_groups AS (DELETE FROM transaction_groups) DELETE FROM pending_offsets
+
+-- name: name_open_producers
+-- A journal has no transactional ids. Ending a transaction needs one.
+INSERT INTO transactions (transactional_id, producer_id, producer_epoch, timeout_ms)
+SELECT 'tidelog recovery ' || t.producer_id, t.producer_id, max(coalesce(s.producer_epoch, 0)), 60000
+FROM transaction_partitions AS t LEFT JOIN producer_state AS s USING (topic_id, partition, producer_id)
+WHERE NOT EXISTS (SELECT FROM transactions AS own WHERE own.producer_id = t.producer_id)
+GROUP BY t.producer_id
+ORDER BY t.producer_id
+ON CONFLICT (transactional_id) DO NOTHING
+
+-- name: open_producers
+SELECT t.transactional_id, t.producer_id, t.producer_epoch FROM transactions AS t
+WHERE EXISTS (SELECT FROM transaction_partitions AS p WHERE p.producer_id = t.producer_id)
+ORDER BY t.producer_id LIMIT %(cap)s
+
+-- name: forget_transactional_ids
+-- Their producers begin again, with new producer ids: what the log knows of their epochs may be old.
+DELETE FROM transactions
 
 -- name: end_journal_loading
 -- Everything that recovery changed is in the next checkpoint: the journal begins with it, and garbage waits

@@ -154,6 +154,7 @@ def _show(report: Report, settings: RecoverySettings, console: Console) -> None:
     _show_sides(report, console)
     _show_partitions(report, settings.recovery_listed, console)
     _show_losses(report, console)
+    _show_aborted(report, console)
     would = "would be " if report.is_rehearsal else ""
     verdict = (
         f"[bold green]{counted(report.appended, 'record')} {would}appended; nothing is lost[/]"
@@ -231,6 +232,17 @@ def _cells(change: PartitionChange) -> tuple[str, ...]:
     counts = (change.appended, change.duplicates, change.replaced)
     lost = [f"[bold red]{count:,}[/]" if count else "0" for count in (change.gone, change.refused)]
     return f"[bold]{change.name}[/]", *ends, *(f"{count:,}" for count in counts), *lost
+
+
+def _show_aborted(report: Report, console: Console) -> None:
+    if not report.aborted:
+        return
+    shown = Table("aborted, because its end could not be known", "producer id", header_style="bold yellow")
+    for one in report.aborted:
+        shown.add_row(f"{one.name} [{one.first_offset}, {one.marker_offset}]", str(one.producer_id))
+    console.print(shown)
+    if report.aborted_more:
+        console.print(f"and {report.aborted_more:,} more")
 
 
 def _show_losses(report: Report, console: Console) -> None:
