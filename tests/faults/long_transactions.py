@@ -1,8 +1,9 @@
 """Checks many transactions under faults: `python -m tests.faults.long_transactions --transactions 200000`.
 
-Two agents, Postgres and an S3 endpoint on this machine. Writers and processors (tests/faults/transaction_load.py)
-run until they have done so many transactions together. All the while agents are killed and frozen, and
-Postgres is killed. Then tests/faults/transaction_history.py checks everything that clients were told and read.
+Two agents, Postgres and an S3 endpoint on this machine. Writers and processors
+(tests/faults/transaction_load.py) run until they have done so many transactions together. All the while
+agents are killed and frozen, and Postgres is killed. Then tests/faults/transaction_history.py checks
+everything that clients were told and read.
 Ends with status 1 if it finds a fault.
 """
 
@@ -93,7 +94,8 @@ def _run(stack: Stack, options: argparse.Namespace, chance: random.Random, conso
         f"{len(transactions)} transactions of writers {ends}, "
         f"{sum(writer.zombies_refused for writer in writers)} zombies refused; "
         f"{sum(processor.committed for processor in processors)} of processors committed, "
-        f"{sum(processor.refused for processor in processors)} refused; {len(final)} records committed, "
+        f"{sum(processor.refused for processor in processors)} refused, "
+        f"{sum(len(processor.hung) for processor in processors)} hung; {len(final)} records committed, "
         f"{len(reader.seen)} read along; {harms}"
     )
     return [*faults(transactions, final, [reader.seen]), *faults_of_processing(final, written)]
@@ -118,8 +120,9 @@ def _harm_while_they_run(
             progress.update(shown, completed=done)
             if done >= options.transactions:
                 return harms
-            broken = [thread for thread in (*writers, *processors) if not thread.is_alive()]
-            assert not broken, "a writer or a processor has ended early"
+            for thread in (*writers, *processors):
+                if not thread.is_alive():
+                    thread.stop()  # raises what broke it
             if time.monotonic() >= harm_at_s:
                 kind = chance.choice(list(harms))
                 harm(stack, kind, chance)

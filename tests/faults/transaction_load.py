@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -160,6 +161,7 @@ class Processor(_Stopped):
         super().__init__()
         self.committed = 0
         self.refused = 0
+        self.hung: list[Producer] = []
         self._servers = servers
         self._source = source
         self._sinks = sinks
@@ -200,36 +202,58 @@ class Processor(_Stopped):
         metadata = consumer.consumer_group_metadata()
         producer.begin_transaction()
         for message in messages:
+            (partition, _), value = _processed(message)
             for sink in self._sinks:
-                producer.produce(sink, _processed_value(message), partition=message.partition())
+                producer.produce(sink, value, partition=partition)
         if self._chance.random() < self._habits.zombies:
             producer.flush(TIMEOUT_S)
             time.sleep(_ZOMBIE_PAUSE_S)
         aborts = self._chance.random() < self._habits.aborts
-        if not aborts:
-            producer.send_offsets_to_transaction(self._positions(messages), metadata, TIMEOUT_S)
+        if not aborts and not self._sent_offsets(producer, self._positions(messages), metadata):
+            return False
         if _end(producer, aborts=aborts) is not End.COMMITTED:
             self.refused += not aborts
             return False
         self.committed += 1
         return True
 
+    def _sent_offsets(self, producer: Producer, positions: list[TopicPartition], metadata: object) -> bool:
+        """False if the client hangs, as librdkafka 2.16 does once the group's coordinator has left the
+        cluster (its issue 5511). The producer is kept: its end would hang, too.
+        """
+        answered: Future[None] = Future()
+
+        def send() -> None:
+            try:
+                producer.send_offsets_to_transaction(positions, metadata, TIMEOUT_S)
+            except KafkaException as failed:
+                answered.set_exception(failed)
+            else:
+                answered.set_result(None)
+
+        threading.Thread(target=send, daemon=True).start()
+        try:
+            answered.result(2 * TIMEOUT_S)
+        except TimeoutError:
+            self.hung.append(producer)
+            return False
+        return True
+
     def _positions(self, messages: Sequence[Message]) -> list[TopicPartition]:
         ends: dict[int, int] = {}
         for message in messages:
-            partition, offset = message.partition(), message.offset()
-            assert partition is not None
-            assert offset is not None
+            (partition, offset), _ = _processed(message)
             ends[partition] = max(ends.get(partition, 0), offset + 1)
         return [TopicPartition(self._source, partition, end) for partition, end in ends.items()]
 
 
-def _processed_value(message: Message) -> bytes:
-    place, value = (message.partition(), message.offset()), message.value()
-    assert place[0] is not None
-    assert place[1] is not None
+def _processed(message: Message) -> tuple[Place, bytes]:
+    """Where the record is, and what is written for it."""
+    partition, offset, value = message.partition(), message.offset(), message.value()
+    assert partition is not None
+    assert offset is not None
     assert isinstance(value, bytes)
-    return processed((place[0], place[1]), value)
+    return (partition, offset), processed((partition, offset), value)
 
 
 @dataclass
