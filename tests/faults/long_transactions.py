@@ -95,7 +95,7 @@ def _run(stack: Stack, options: argparse.Namespace, chance: random.Random, conso
         f"{sum(writer.zombies_refused for writer in writers)} zombies refused; "
         f"{sum(processor.committed for processor in processors)} of processors committed, "
         f"{sum(processor.refused for processor in processors)} refused, "
-        f"{sum(len(processor.hung) for processor in processors)} hung; {len(final)} records committed, "
+        f"{sum(processor.hung for processor in processors)} hung; {len(final)} records committed, "
         f"{len(reader.seen)} read along; {harms}"
     )
     return [*faults(transactions, final, [reader.seen]), *faults_of_processing(final, written)]

@@ -6,24 +6,26 @@ Each runs in a thread until `stop`, and remembers what its client was told.
 
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from queue import Empty, Queue
+from typing import IO, Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
-from tests.faults.transaction_history import End, Place, Transaction, processed
+from tests.faults.transaction_client import TIMEOUT_S, end_transaction, new_producer
+from tests.faults.transaction_history import End, Place, Transaction
+from tests.faults.transaction_processor import Work
 from tidelog.devstack.stack import Stack
 
 PARTITIONS: Final = 6
-TIMEOUT_S: Final = 30.0
 _JOIN_S: Final = 240.0
-_SESSION_MS: Final = 6_000
-_ZOMBIE_PAUSE_S: Final = 9.0
-"""Longer than a group waits for its member."""
+_SILENCE_S: Final = 150.0
+"""A processor that says nothing for so long hangs: no wait of its client is longer than 120 seconds."""
 
 
 class _Stopped(threading.Thread):
@@ -50,46 +52,6 @@ class _Stopped(threading.Thread):
         assert not self.is_alive(), f"{type(self).__name__} hangs"
         if self._broken is not None:
             raise self._broken
-
-
-def _new_producer(servers: str, transactional_id: str) -> Producer:
-    producer = Producer(
-        {
-            "bootstrap.servers": servers,
-            "transactional.id": transactional_id,
-            "transaction.timeout.ms": 20_000,
-            "linger.ms": 2,
-            "log_level": 0,
-        }
-    )
-    until = time.monotonic() + 120
-    while True:
-        try:
-            producer.init_transactions(TIMEOUT_S)
-        except KafkaException as failed:
-            if not failed.args[0].retriable() or time.monotonic() > until:
-                raise
-        else:
-            return producer
-
-
-def _end(producer: Producer, *, aborts: bool) -> End:
-    """Commits or aborts until the client says how the transaction ended, or that it cannot know."""
-    until = time.monotonic() + 60
-    while True:
-        try:
-            if aborts:
-                producer.abort_transaction(TIMEOUT_S)
-                return End.ABORTED
-            producer.commit_transaction(TIMEOUT_S)
-        except KafkaException as failed:
-            error: KafkaError = failed.args[0]
-            if error.txn_requires_abort():
-                aborts = True
-            elif not error.retriable() or time.monotonic() > until:
-                return End.UNKNOWN
-        else:
-            return End.COMMITTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +83,7 @@ class Writer(_Stopped):
         self._producer()
 
     def _producer(self) -> Producer:
-        return _new_producer(self._servers, f"{self._topic}-{self._name}")
+        return new_producer(self._servers, f"{self._topic}-{self._name}")
 
     def _write(self, producer: Producer) -> None:
         """Until the producer is fenced or broken: then the next one takes over the id."""
@@ -136,7 +98,7 @@ class Writer(_Stopped):
             if aborts or is_zombie:
                 producer.flush(TIMEOUT_S)  # else its records would not even be sent
             successor = self._producer() if is_zombie else None
-            end = _end(producer, aborts=aborts)
+            end = end_transaction(producer, aborts=aborts)
             if successor is not None and end is End.UNKNOWN:
                 end = End.ABORTED  # by the successor, which began before this end was tried
                 self.zombies_refused += 1
@@ -148,12 +110,8 @@ class Writer(_Stopped):
 
 
 class Processor(_Stopped):
-    """Reads committed records of a topic in a group, and writes each to two topics, in transactions with the
-    offsets that it has read (KIP-447).
-
-    Now and then it pauses in a transaction until the group has given its partitions to another member: then
-    its transaction must not commit.
-    """
+    """A `transaction_processor`, as a process. If it ends, another one takes over its transactional id; if it
+    hangs, it is killed first."""
 
     def __init__(
         self, servers: str, source: str, sinks: Sequence[str], name: str, seed: int, habits: Habits
@@ -161,99 +119,45 @@ class Processor(_Stopped):
         super().__init__()
         self.committed = 0
         self.refused = 0
-        self.hung: list[Producer] = []
-        self._servers = servers
-        self._source = source
-        self._sinks = sinks
-        self._name = name
+        self.hung = 0
         self._chance = random.Random(seed)
-        self._habits = habits
+        self._work = Work(
+            servers=servers,
+            source=source,
+            sinks=sinks,
+            name=name,
+            seed=seed,
+            aborts=habits.aborts,
+            zombies=habits.zombies,
+        )
 
     def _go_on(self) -> None:
-        producer = _new_producer(self._servers, f"{self._source}-processor-{self._name}")
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self._servers,
-                "group.id": f"{self._source}-processors",
-                "isolation.level": "read_committed",
-                "enable.auto.commit": False,
-                "auto.offset.reset": "earliest",
-                "session.timeout.ms": _SESSION_MS,
-                "max.poll.interval.ms": _SESSION_MS,
-                "heartbeat.interval.ms": 500,
-                "log_level": 0,
-            }
-        )
-        consumer.subscribe([self._source])
-        try:
-            while not self._stop_it.is_set() and self._process(consumer, producer):
-                pass
-        except KafkaException:
-            self.refused += 1
-        finally:
-            consumer.close()
-
-    def _process(self, consumer: Consumer, producer: Producer) -> bool:
-        """Returns False if the records have to be read again."""
-        messages = [message for message in consumer.consume(200, timeout=0.2) if message.error() is None]
-        if not messages:
-            return True
-        # Before a pause: a member that was put out has no generation to be refused by.
-        metadata = consumer.consumer_group_metadata()
-        producer.begin_transaction()
-        for message in messages:
-            (partition, _), value = _processed(message)
-            for sink in self._sinks:
-                producer.produce(sink, value, partition=partition)
-        if self._chance.random() < self._habits.zombies:
-            producer.flush(TIMEOUT_S)
-            time.sleep(_ZOMBIE_PAUSE_S)
-        aborts = self._chance.random() < self._habits.aborts
-        if not aborts and not self._sent_offsets(producer, self._positions(messages), metadata):
-            return False
-        if _end(producer, aborts=aborts) is not End.COMMITTED:
-            self.refused += not aborts
-            return False
-        self.committed += 1
-        return True
-
-    def _sent_offsets(self, producer: Producer, positions: list[TopicPartition], metadata: object) -> bool:
-        """False if the client hangs, as librdkafka 2.16 does once the group's coordinator has left the
-        cluster (its issue 5511). The producer is kept: its end would hang, too.
-        """
-        answered: Future[None] = Future()
-
-        def send() -> None:
+        work = replace(self._work, seed=self._chance.getrandbits(32))
+        command = [sys.executable, "-m", "tests.faults.transaction_processor", work.as_json()]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            lines: Queue[str] = Queue()
+            reading = threading.Thread(target=_put_lines, args=(process.stdout, lines), daemon=True)
+            reading.start()
             try:
-                producer.send_offsets_to_transaction(positions, metadata, TIMEOUT_S)
-            except KafkaException as failed:
-                answered.set_exception(failed)
-            else:
-                answered.set_result(None)
-
-        threading.Thread(target=send, daemon=True).start()
-        try:
-            answered.result(2 * TIMEOUT_S)
-        except TimeoutError:
-            self.hung.append(producer)
-            return False
-        return True
-
-    def _positions(self, messages: Sequence[Message]) -> list[TopicPartition]:
-        ends: dict[int, int] = {}
-        for message in messages:
-            (partition, offset), _ = _processed(message)
-            ends[partition] = max(ends.get(partition, 0), offset + 1)
-        return [TopicPartition(self._source, partition, end) for partition, end in ends.items()]
+                while line := lines.get(timeout=_SILENCE_S):
+                    self.committed += line == "committed\n"
+                    self.refused += line == "refused\n"
+                    if self._stop_it.is_set() and not process.stdin.closed:
+                        process.stdin.close()
+            except Empty:
+                self.hung += 1
+            finally:
+                process.kill()
+                reading.join()
 
 
-def _processed(message: Message) -> tuple[Place, bytes]:
-    """Where the record is, and what is written for it."""
-    partition, offset, value = message.partition(), message.offset(), message.value()
-    assert partition is not None
-    assert offset is not None
-    assert isinstance(value, bytes)
-    return (partition, offset), processed((partition, offset), value)
+def _put_lines(stream: IO[str], lines: "Queue[str]") -> None:
+    """Each line, and an empty one at the end."""
+    for line in stream:
+        lines.put(line)
+    lines.put("")
 
 
 @dataclass
