@@ -2,7 +2,14 @@
 
 import pytest
 
-from tests.faults.transaction_history import End, Place, Transaction, faults
+from tests.faults.transaction_history import (
+    End,
+    Place,
+    Transaction,
+    faults,
+    faults_of_processing,
+    processed,
+)
 
 pytestmark = pytest.mark.faults
 
@@ -53,3 +60,29 @@ def test_a_committed_transaction_that_is_partly_missing_is_found() -> None:
 )
 def test_a_reader_that_sees_anything_else_is_found(read: list[tuple[Place, bytes]], fault: str) -> None:
     assert any(fault in found for found in faults(DONE, GOOD, [read]))
+
+
+PROCESSED: dict[Place, bytes] = {
+    (0, 0): processed((0, 0), b"a:0"),
+    (0, 1): processed((0, 5), b"a:2"),
+    (1, 2): processed((1, 0), b"a:0"),
+    (1, 3): processed((1, 7), b"a:2"),
+}
+
+
+def test_records_that_were_processed_once_and_in_order_have_no_faults() -> None:
+    assert faults_of_processing(GOOD, {"left": PROCESSED, "right": PROCESSED}) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "fault"),
+    [
+        ({(0, 7): PROCESSED[0, 0]}, "doubled or made up in right"),
+        ({(0, 0): PROCESSED[0, 1], (0, 1): PROCESSED[0, 0]}, "partition 0 of right is out of order"),
+        ({(0, 0): PROCESSED[0, 1]}, "is lost in right"),
+    ],
+)
+def test_each_anomaly_of_processing_is_found(changed: dict[Place, bytes], fault: str) -> None:
+    found = faults_of_processing(GOOD, {"left": PROCESSED, "right": PROCESSED | changed})
+
+    assert any(fault in said for said in found)

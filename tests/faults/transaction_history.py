@@ -97,3 +97,40 @@ def _faults_of_reader(read: Sequence[tuple[Place, bytes]], final: Mapping[Place,
         if place[1] <= reached.get(place[0], -1) and place not in seen
     ]
     return found
+
+
+def processed(place: Place, name: bytes) -> bytes:
+    """The value of a record that was made of the record at `place` (`faults_of_processing`)."""
+    return b"%d/%d %s" % (*place, name)
+
+
+def faults_of_processing(
+    source: Mapping[Place, bytes], sinks: Mapping[str, Mapping[Place, bytes]]
+) -> list[str]:
+    """Returns what is wrong with records that were read from one topic and written to others, partition by
+    partition, in transactions with the offsets read.
+
+    `source`, `sinks`: all committed records in the end, by place. Each record of the source is in each sink
+    once, in the order of the source.
+    """
+    expected = _by_partition({place: processed(place, name) for place, name in source.items()})
+    found: list[str] = []
+    for sink, records in sinks.items():
+        written = _by_partition(records)
+        for partition in sorted({*expected, *written}):
+            were, are = expected.get(partition, []), written.get(partition, [])
+            if were == are:
+                continue
+            missing, doubled = Counter(were) - Counter(are), Counter(are) - Counter(were)
+            found += [f"{value!r} is lost in {sink}" for value in missing]
+            found += [f"{value!r} is doubled or made up in {sink}" for value in doubled]
+            if not missing and not doubled:
+                found.append(f"partition {partition} of {sink} is out of order")
+    return found
+
+
+def _by_partition(records: Mapping[Place, bytes]) -> dict[int, list[bytes]]:
+    found: dict[int, list[bytes]] = {}
+    for place in sorted(records):
+        found.setdefault(place[0], []).append(records[place])
+    return found
