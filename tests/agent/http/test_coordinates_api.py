@@ -118,7 +118,8 @@ async def test_too_many_aborted_transactions_make_shorter_pages(
         await log.write_in(aborted, "orders", one(0, *records(1)))
         await log.end(aborted, commit=False)
 
-    ends, start = [], 0
+    ends: list[int] = []
+    start: int | None = 0
     while start is not None:
         page = await pieces(client, from_offset=start)
         ends += [piece["end_offset"] for piece in page["pieces"]]
