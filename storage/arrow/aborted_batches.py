@@ -43,25 +43,33 @@ def columns_of(aborted: Sequence[AbortedTransaction]) -> NDArray[np.int64]:
     return np.array(aborted, np.int64).reshape(-1, 3)
 
 
+def are_markers(buffer: Buffer, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """True for each batch that ends a transaction. They begin at the byte `positions`."""
+    flags = np.frombuffer(buffer, np.uint8)[positions + _ATTRIBUTES + 1]
+    is_control: NDArray[np.bool_] = (flags & _CONTROL) != 0
+    return is_control
+
+
 def left_out(
     buffer: Buffer,
     positions: NDArray[np.int64],
     base_offsets: NDArray[np.int64],
     aborted: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """True for each batch that readers of committed data leave out. The batch at byte `positions[i]` begins at
-    `base_offsets[i]` (both int64, shape (batches,), in order). `aborted`, by `columns_of`, has at least the
-    aborted transactions that overlap the batches.
+    """True for each batch that readers of committed data leave out. The batch at byte `positions[i]` begins
+    at `base_offsets[i]` (both int64, shape (batches,), in order). `aborted`, by `columns_of`, has at least
+    the aborted transactions that overlap the batches.
     """
     data = np.frombuffer(buffer, np.uint8)
     flags = data[positions + _ATTRIBUTES + 1]
-    is_control = (flags & _CONTROL) != 0
+    is_control: NDArray[np.bool_] = (flags & _CONTROL) != 0
     if not len(aborted) or not (flags & _TRANSACTIONAL).any():
         return is_control
     aborted = aborted[np.searchsorted(aborted[:, 0], base_offsets[0]) :]
     producers = data[positions[:, np.newaxis] + np.arange(_PRODUCER_ID, _PRODUCER_ID + 8)]
     is_aborted = _is_aborted(producers.view(">i8").ravel().astype(np.int64), base_offsets, aborted)
-    return is_control | (is_aborted & ((flags & _TRANSACTIONAL) != 0))
+    is_transactional: NDArray[np.bool_] = (flags & _TRANSACTIONAL) != 0
+    return is_control | (is_aborted & is_transactional)
 
 
 def _is_aborted(
@@ -85,4 +93,7 @@ def _is_aborted(
     numbers = np.arange(len(producers))
     found = np.searchsorted(keys, of_batch * size + numbers, side="right")
     entry = order[np.minimum(found, len(keys) - 1)]
-    return (found < len(keys)) & (of_entry[entry] == of_batch) & (first[entry] <= numbers)
+    is_covered: NDArray[np.bool_] = (
+        (found < len(keys)) & (of_entry[entry] == of_batch) & (first[entry] <= numbers)
+    )
+    return is_covered
