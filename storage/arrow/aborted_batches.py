@@ -43,6 +43,13 @@ def columns_of(aborted: Sequence[AbortedTransaction]) -> NDArray[np.int64]:
     return np.array(aborted, np.int64).reshape(-1, 3)
 
 
+def are_markers(buffer: Buffer, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """True for each batch that ends a transaction. They begin at the byte `positions`."""
+    flags = np.frombuffer(buffer, np.uint8)[positions + _ATTRIBUTES + 1]
+    is_control: NDArray[np.bool_] = (flags & _CONTROL) != 0
+    return is_control
+
+
 def left_out(
     buffer: Buffer,
     positions: NDArray[np.int64],

@@ -69,12 +69,15 @@ def decode_batches(
 
 
 def decode_pieces(
-    buffer: Buffer, base_offset: int, piece_bytes: int = PIECE_BYTES
+    buffer: Buffer,
+    base_offset: int,
+    piece_bytes: int = PIECE_BYTES,
+    is_left_out: NDArray[np.bool_] | None = None,
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
     """As `decode_batches`, for all of `buffer`, in pieces: a batch may have thousands of times its bytes once
     it is decompressed. Yields the records and the offset after them. Without batches there is no piece."""
     if len(buffer):
-        yield from _pieces(memoryview(buffer), 0, len(buffer), base_offset, piece_bytes)
+        yield from _pieces(memoryview(buffer), 0, len(buffer), base_offset, piece_bytes, is_left_out)
 
 
 def _pieces(
@@ -83,7 +86,7 @@ def _pieces(
     end: int,
     base_offset: int,
     piece_bytes: int,
-    is_left_out: NDArray[np.bool_] | None = None,
+    is_left_out: NDArray[np.bool_] | None,
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
     """Yields at least one piece. None of its batches but the last one begins beyond `piece_bytes`."""
     sections: list[NDArray[np.uint8]] = []
