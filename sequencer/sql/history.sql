@@ -114,9 +114,9 @@ VALUES (%(job_id)s, %(topic_id)s, %(kind)s, %(prefix)s,
     clock_timestamp() + make_interval(secs => %(lease_s)s))
 
 -- name: runs_to_compact
--- The runs of each partition from where its history ends to the end given, as far as they are stable. The last
--- run may go beyond that end. A run may begin before from_offset: DeleteRecords moves the log start into a run,
--- and a transaction was open in it.
+-- The runs of each partition from where its history ends to the end given, as far as they are stable. The
+-- last run may go beyond that end. A run may begin before from_offset: DeleteRecords moves the log start into
+-- a run, or a transaction was open in it.
 --
 -- `aborted` comes with the first run of a partition: the first :max_aborted aborted transactions that overlap
 -- its runs, each with the last stable offset after it. It is of the same moment as the runs: later, entries

@@ -75,12 +75,15 @@ class Log:
     expected: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
     """Per topic the rows of its history: partition, offset, timestamp, timestamp type, key, value, headers.
     """
+    aborted: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
+    """Per topic the rows of aborted transactions."""
 
     async def topic(self, name: str, partitions: int = 1, **config: str) -> TopicId:
         settings = {name.replace("_", "."): value for name, value in config.items()}
         topic = await self.sequencer.topics.create(name, partitions, settings)
         self.topic_ids[name] = topic.topic_id
         self.expected[name] = []
+        self.aborted[name] = []
         return topic.topic_id
 
     async def write(self, topic: str, *batches: SentBatch) -> None:
@@ -112,8 +115,8 @@ class Log:
             transaction.producer, is_commit=commit, cause=EndCause.CLIENT
         )
         assert isinstance(ended, Ended)
-        for topic, row in transaction.written if commit else ():
-            self.expected[topic].append(row)
+        for topic, row in transaction.written:
+            (self.expected if commit else self.aborted)[topic].append(row)
         transaction.written.clear()
 
     async def _commit(
