@@ -49,6 +49,7 @@ from spark_compaction.session import spark_session, stop_spark
 from spark_compaction.settings import CompactionSettings
 from spark_compaction.sql import query
 from spark_compaction.tasks import DecodedRows, decode_run
+from storage.arrow.aborted_batches import columns_of
 from storage.identifiers import ObjectKey, TopicId
 from tests.support.spark_kafka import add_kafka_source
 from tidelog.devstack.stack import Stack, StackSettings
@@ -158,6 +159,7 @@ async def planned(log: Log, topic: str) -> tuple[TopicId, tuple[RunToCompact, ..
 def measure_stages(log: Log, topic: str) -> Stages:
     """A file per partition; one core."""
     topic_id, runs = asyncio.run(planned(log, topic))
+    none = columns_of(())
     bucket = BucketAddress.of(log.settings.store_url, log.settings).open()
     done = Stages()
     for partition in sorted({run.partition for run in runs}):
@@ -174,7 +176,7 @@ def measure_stages(log: Log, topic: str) -> Stages:
             with done.timed("read the log"):
                 data = bucket.get(run.object_key, run.position, run.position + run.length)
             with done.timed("decode"):
-                decoded = list(decode_run(run, data, lambda start, end: data[start:end]))  # noqa: B023
+                decoded = list(decode_run(run, data, lambda start, end: data[start:end], none))  # noqa: B023
             done.raw_bytes += run.length
             for rows in decoded:
                 assert isinstance(rows, DecodedRows)

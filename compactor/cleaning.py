@@ -10,8 +10,10 @@ Promises:
 - The worker may be killed, paused or cut off at any point. What it had published stays right: a record went
   only because a later one of its key is there. Nothing is called clean before all of it is.
 - A stretch that changes meanwhile is cleaned again, and a damaged run stays as it is.
-- Memory is bounded by `clean_keys_bytes` and `merge_object_bytes`. If there are more keys than fit, the
-  cleaning ends before the first that does not, and the next one goes on there.
+- Records of aborted transactions go. A cleaning ends at the last stable offset at most: the batches behind
+  its end stay as they are.
+- Memory is bounded by `clean_keys_bytes` and `merge_object_bytes`. If there are more keys than fit, there are
+  several passes over the log, each for some of the keys.
 """
 
 import asyncio
@@ -20,12 +22,13 @@ import json
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from compactor.cleaning_rules import (
     is_dirty_enough,
@@ -44,20 +47,23 @@ from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
 from sequencer.cluster.ownership import OwnershipUnconfirmed
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
-from sequencer.housekeeping.cleanings import CleaningClaim, CleaningState, RunToClean
+from sequencer.housekeeping.cleanings import CleaningClaim, Cleanings, CleaningState, RunToClean
 from sequencer.housekeeping.merge_values import (
     MergeClaim,
     MergeOutput,
     PartitionKey,
+    RunToMerge,
 )
 from sequencer.housekeeping.merges import BEFORE_ALL
 from sequencer.topics.topic_config import TopicConfig
+from storage.arrow.aborted_batches import are_markers, left_out
 from storage.arrow.arrow_columns import decode_pieces
 from storage.arrow.arrow_encoding import encode_span, timestamps_ms
 from storage.arrow.arrow_schema import RECORD_SCHEMA
 from storage.arrow.latest_keys import SLOT_BYTES, LatestKeys
 from storage.batches.batch_validation import NO_TIMESTAMP_MS, InvalidBatch
-from storage.batches.record_batch import Compression
+from storage.batches.byte_arrays import Buffer
+from storage.batches.record_batch import Compression, index_batches
 from storage.identifiers import Offset, Partition, SegmentId, TopicId, new_segment_id
 from storage.segments.keys import merged_key
 from storage.stores.object_store import ObjectNotFound, ObjectStore, StoreUnavailable
@@ -127,8 +133,10 @@ class _Cleaning:
     config: TopicConfig
     began_s: float
     held_until_s: float
-    end: int = 0
-    """Records from this offset on are not looked at."""
+    dirty_from: Offset
+    """Where the records begin that no cleaning has looked at."""
+    end: Offset
+    """The records from this offset on stay. A batch begins here."""
     latest: LatestKeys = field(default_factory=lambda: LatestKeys(0))
     tombstones_to: int = 0
     waiting: list[_Cleaned] = field(default_factory=list)
@@ -140,7 +148,9 @@ class _Cleaning:
     undamaged_to: int = 1 << 63
     """Where the first stretch begins that stays with all its records, as it is damaged."""
     clean_bytes: int = 0
+    """Of this pass, as the next field."""
     oldest_tombstone: int = -1
+    """The first tombstone or marker that stays below `end`, or -1."""
     records_removed: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
@@ -235,6 +245,8 @@ class Cleaner:
         cleaning = _Cleaning(
             claim=claim,
             config=TopicConfig.of(claim.state.config),
+            dirty_from=Offset(max(claim.state.clean_to, claim.state.log_start_offset)),
+            end=claim.state.clean_to,
             began_s=began_s,
             held_until_s=began_s + self._settings.clean_lease_s,
         )
@@ -254,56 +266,54 @@ class Cleaner:
 
     async def _clean(self, cleaning: _Cleaning) -> bool:
         """True if the claim has ended."""
-        state, config = cleaning.state, cleaning.config
-        cleaning.tombstones_to = tombstones_to(state, config)
-        if not await self._note_keys(cleaning):
+        cleaning.tombstones_to = tombstones_to(cleaning.state, cleaning.config)
+        if not await self._find_end(cleaning):
             await self._sequencer.cleanings.let_go(cleaning.claim, is_still_due=False)
             return True
-        parts = [(state.log_start_offset, Offset(cleaning.end))]
-        for _ in range(_ATTEMPTS):
-            for start, end in parts:
-                await self._filter(cleaning, start, end)
-            await self._publish_waiting(cleaning)
-            parts, cleaning.missed = cleaning.missed, []
-            if not parts:
+        while True:
+            cleaning.clean_bytes, cleaning.oldest_tombstone = 0, -1
+            await self._note_keys(cleaning)
+            await self._filter_all(cleaning)
+            if not cleaning.latest.next_pass():
                 return await self._finish(cleaning)
-        raise ClaimLost(f"the log changed during each of {_ATTEMPTS} attempts")
 
     # --- the latest offset of each key
 
-    async def _note_keys(self, cleaning: _Cleaning) -> bool:
-        """Puts the keys of the dirty part into `latest`, and finds `end`. False if nothing is to be done."""
-        state, config = cleaning.state, cleaning.config
-        first = Offset(max(state.clean_to, state.log_start_offset))
-        cleaning.end = first
-        dirty: list[RunToClean] = []
-        async for run in self._runs(cleaning, first, state.high_watermark):
-            if len(dirty) == _MOST_RUNS or is_too_young(run.run.max_timestamp_ms, state, config):
+    async def _find_end(self, cleaning: _Cleaning) -> bool:
+        """Finds `end`, behind the runs to clean, and the memory for their keys. False: there is nothing to
+        do."""
+        state, config, stable_to = cleaning.state, cleaning.config, cleaning.state.last_stable_offset
+        runs = dirty_bytes = 0
+        oldest_ms: int | None = None
+        end = cleaning.end
+        async for each in self._runs(cleaning, cleaning.dirty_from, stable_to):
+            run = each.run
+            is_stable = run.last_offset < stable_to
+            if runs == _MOST_RUNS or not is_stable or is_too_young(run.max_timestamp_ms, state, config):
                 break
-            dirty.append(run)
-        dirty_bytes = sum(each.run.length for each in dirty)
-        oldest_ms = dirty[0].run.min_timestamp_ms if dirty else NO_TIMESTAMP_MS
-        if dirty and oldest_ms < 0:
-            oldest_ms = int(dirty[0].committed_at.timestamp() * 1000)
-        is_enough = len(dirty) == _MOST_RUNS or is_dirty_enough(
-            dirty_bytes, state, config, oldest_ms if dirty else None
-        )
-        if not is_enough:
+            if oldest_ms is None:
+                committed_ms = int(each.committed_at.timestamp() * 1000)
+                oldest_ms = run.min_timestamp_ms if run.min_timestamp_ms >= 0 else committed_ms
+            runs, dirty_bytes, end = runs + 1, dirty_bytes + run.length, Offset(run.last_offset + 1)
+        if runs < _MOST_RUNS and not is_dirty_enough(dirty_bytes, state, config, oldest_ms):
             return may_drop_tombstones(state, config)
-        offsets = dirty[-1].run.last_offset - dirty[0].run.base_offset + 1
-        needed = (3 * offsets + 16) * SLOT_BYTES
+        cleaning.end = end
+        needed = (3 * (end - cleaning.dirty_from) + 16) * SLOT_BYTES
         cleaning.latest = LatestKeys(min(self._settings.clean_keys_bytes, needed))
-        async for stretch in _stretches(_each(dirty), self._settings.merge_run_bytes):
+        return True
+
+    async def _note_keys(self, cleaning: _Cleaning) -> None:
+        """Puts the keys of the dirty part into `latest`, as far as they are for this pass."""
+        runs = self._runs(cleaning, cleaning.dirty_from, cleaning.end)
+        aborted = _Aborted(self._sequencer.cleanings, cleaning.state.key, cleaning.dirty_from)
+        async for stretch in _stretches(runs, self._settings.merge_run_bytes):
             read = await self._read(cleaning, stretch)
             if read is None:
                 raise ClaimLost("the dirty part of the log changed")
+            overlapping = await aborted.overlapping(stretch)
             took_s = time.monotonic()
-            full_at = await self._threads.run(_put, cleaning.latest, stretch, read, first)
-            cleaning.end = stretch.offsets[1] if full_at is None else full_at
+            await self._threads.run(_put, cleaning, stretch, read, overlapping)
             await self._give_way(time.monotonic() - took_s)
-            if full_at is not None:
-                break
-        return cleaning.end > first
 
     async def _runs(self, cleaning: _Cleaning, start: Offset, end: Offset) -> AsyncIterator[RunToClean]:
         while start < end:
@@ -316,12 +326,27 @@ class Cleaner:
 
     # --- what stays
 
+    async def _filter_all(self, cleaning: _Cleaning) -> None:
+        """Cleans the log below `end`."""
+        parts = [(cleaning.state.log_start_offset, cleaning.end)]
+        for _ in range(_ATTEMPTS):
+            for start, end in parts:
+                await self._filter(cleaning, start, end)
+            await self._publish_waiting(cleaning)
+            parts, cleaning.missed = cleaning.missed, []
+            if not parts:
+                return
+        raise ClaimLost(f"the log changed during each of {_ATTEMPTS} attempts")
+
     async def _filter(self, cleaning: _Cleaning, start: Offset, end: Offset) -> None:
         """Cleans the runs of `[start, end)`."""
+        aborted = _Aborted(self._sequencer.cleanings, cleaning.state.key, start)
         async for stretch in _stretches(self._runs(cleaning, start, end), self._settings.merge_run_bytes):
-            await self._filter_stretch(cleaning, stretch)
+            await self._filter_stretch(cleaning, stretch, await aborted.overlapping(stretch))
 
-    async def _filter_stretch(self, cleaning: _Cleaning, stretch: _Stretch) -> None:
+    async def _filter_stretch(
+        self, cleaning: _Cleaning, stretch: _Stretch, aborted: NDArray[np.int64]
+    ) -> None:
         is_too_much = cleaning.waiting_bytes + stretch.length > self._settings.merge_object_bytes
         if is_too_much or len(cleaning.held) >= _MOST_HELD:
             await self._publish_waiting(cleaning)
@@ -331,7 +356,7 @@ class Cleaner:
             return
         took_s = time.monotonic()
         cleaned = await self._threads.run(
-            _cleaned, cleaning, stretch, read, self._settings.merge_object_bytes
+            _cleaned, cleaning, stretch, read, aborted, self._settings.merge_object_bytes
         )
         await self._give_way(time.monotonic() - took_s)
         if cleaned is None:
@@ -430,9 +455,11 @@ class Cleaner:
         since_ms = state.now_ms + int((time.monotonic() - cleaning.began_s) * 1000) + 1
         oldest = cleaning.oldest_tombstone
         mark_at = Offset(min(cleaning.end, cleaning.undamaged_to))
+        markers_gone_to = Offset(min(cleaning.tombstones_to, cleaning.undamaged_to))
+        await self._sequencer.cleanings.forget_aborted(state.key, markers_gone_to)
         is_ours = await self._sequencer.cleanings.finish(
             cleaning.claim,
-            clean_to=Offset(cleaning.end),
+            clean_to=cleaning.end,
             clean_bytes=cleaning.clean_bytes,
             marks=with_mark(state, mark_at, since_ms, cleaning.config),
             oldest_tombstone=None if oldest < 0 else Offset(oldest),
@@ -503,26 +530,58 @@ async def _stretches(runs: AsyncIterator[RunToClean], most_bytes: int) -> AsyncI
         yield _Stretch(runs=tuple(some))
 
 
-async def _each(runs: Sequence[RunToClean]) -> AsyncIterator[RunToClean]:
-    for run in runs:
-        yield run
+class _Aborted:
+    """The aborted transactions of a partition, for stretches in the order of their offsets. Holds those that
+    overlap the last one or, as far as it had to look for them, lie behind it."""
+
+    def __init__(self, cleanings: Cleanings, key: PartitionKey, start: Offset) -> None:
+        self._cleanings = cleanings
+        self._key = key
+        self._next = start
+        self._known_to = -1
+        """All that begin below this offset are known."""
+        self._entries: NDArray[np.int64] = np.empty((0, 3), np.int64)
+
+    async def overlapping(self, stretch: _Stretch) -> NDArray[np.int64]:
+        """In the order of their markers, by `columns_of`."""
+        start, end = stretch.offsets
+        parts = [self._entries]
+        while self._known_to < end:
+            page = await self._cleanings.aborted(self._key, self._next)
+            if len(page.aborted):
+                self._next = Offset(int(page.aborted[-1, 0]) + 1)
+            parts.append(page.aborted)
+            self._known_to = page.stable_offset
+        entries = np.concatenate(parts)
+        self._entries = entries[np.searchsorted(entries[:, 0], start) :]
+        return self._entries[self._entries[:, 1] < end]
 
 
-def _put(latest: LatestKeys, stretch: _Stretch, read: ReadRanges, first: Offset) -> int | None:
-    """Puts the records from `first` on. Returns the offset of the first one that found no room; None if all
-    did. What does not decode is left out: it stays in the log, too."""
+def _put(cleaning: _Cleaning, stretch: _Stretch, read: ReadRanges, aborted: NDArray[np.int64]) -> None:
+    """Puts the dirty records. What does not decode is left out: it stays in the log, too."""
     for each in stretch.runs:
-        data = read.of(each.run)
-        if fault_of_run(each.run, data) is not None:
+        data, run = read.of(each.run), each.run
+        if fault_of_run(run, data) is not None:
             continue
         with contextlib.suppress(InvalidBatch, ValueError):
-            for rows, _ in decode_pieces(data, each.run.base_offset):
+            batches = _Batches(run, data)
+            is_left_out = left_out(data, batches.positions, batches.base_offsets, aborted)
+            is_left_out |= batches.base_offsets >= cleaning.end
+            for rows, _ in decode_pieces(data, run.base_offset, is_left_out=is_left_out):
                 offsets = rows.column("offset").to_numpy()
-                dirty = rows.slice(int(np.searchsorted(offsets, first)))
-                put = latest.put(dirty)
-                if put < dirty.num_rows:
-                    return int(dirty.column("offset")[put].as_py())
-    return None
+                first, behind = np.searchsorted(offsets, [cleaning.dirty_from, cleaning.end])
+                cleaning.latest.put(rows.slice(first, behind - first))
+
+
+class _Batches:
+    """Where the batches of a run are, and how many offsets each takes."""
+
+    def __init__(self, run: RunToMerge, data: memoryview) -> None:
+        index = index_batches(data, 0, len(data))
+        self.positions = np.ascontiguousarray(index["position"])
+        self.next_positions = self.positions + index["size_bytes"]
+        self.offsets = index["last_offset_delta"] + 1
+        self.base_offsets = run.base_offset + np.cumsum(self.offsets) - self.offsets
 
 
 class _Rebuilt:
@@ -534,7 +593,8 @@ class _Rebuilt:
         self._compression = compression
         self._most_bytes = most_bytes
         self._waiting: list[pa.RecordBatch] = []
-        self._done: list[bytes] = []
+        self._done: list[Buffer] = []
+        self._done_bytes = 0
         self.min_timestamp_ms: int | None = None
         self.max_timestamp_ms = NO_TIMESTAMP_MS
 
@@ -545,19 +605,27 @@ class _Rebuilt:
         if sum(each.nbytes for each in self._waiting) >= _WAITING_BYTES:
             self._encode(int(rows.column("offset")[0].as_py()) - 1)
         times_ms = timestamps_ms(rows.column("timestamp"))
-        oldest_ms = int(times_ms.min())
-        self.min_timestamp_ms = (
-            oldest_ms if self.min_timestamp_ms is None else min(self.min_timestamp_ms, oldest_ms)
-        )
-        self.max_timestamp_ms = max(self.max_timestamp_ms, int(times_ms.max()))
+        self.add_times(int(times_ms.min()), int(times_ms.max()))
         self._waiting.append(rows)
+
+    def add_as_they_are(self, batches: memoryview, base_offset: int, next_offset: int) -> None:
+        """Adds batches behind the records before, from `base_offset` up to `next_offset`."""
+        self._encode(base_offset - 1)
+        self._append(batches, next_offset)
+
+    def add_times(self, min_timestamp_ms: int, max_timestamp_ms: int) -> None:
+        known_ms = min_timestamp_ms if self.min_timestamp_ms is None else self.min_timestamp_ms
+        self.min_timestamp_ms = min(known_ms, min_timestamp_ms)
+        self.max_timestamp_ms = max(self.max_timestamp_ms, max_timestamp_ms)
 
     def finish(self, last_offset: int) -> bytes:
         self._encode(last_offset)
         return b"".join(self._done)
 
     def _encode(self, last_offset: int) -> None:
-        if sum(map(len, self._done)) > self._most_bytes:
+        if self._reached > last_offset:
+            return
+        if self._done_bytes > self._most_bytes:
             self._compression = Compression.ZSTD
         joined = pa.Table.from_batches(self._waiting, RECORD_SCHEMA).combine_chunks().to_batches()
         assert len(joined) <= 1, "some MiB fit into one column"
@@ -568,11 +636,22 @@ class _Rebuilt:
             last_offset=last_offset,
             batch_bytes=_BATCH_BYTES,
         )
-        self._done.append(data)
-        self._waiting, self._reached = [], last_offset + 1
+        self._waiting = []
+        self._append(data, last_offset + 1)
+
+    def _append(self, batches: Buffer, next_offset: int) -> None:
+        self._done.append(batches)
+        self._done_bytes += len(batches)
+        self._reached = next_offset
 
 
-def _cleaned(cleaning: _Cleaning, stretch: _Stretch, read: ReadRanges, most_bytes: int) -> _Cleaned | None:
+def _cleaned(
+    cleaning: _Cleaning,
+    stretch: _Stretch,
+    read: ReadRanges,
+    aborted: NDArray[np.int64],
+    most_bytes: int,
+) -> _Cleaned | None:
     """What stays of the stretch. None if some of it is damaged."""
     start, end = stretch.offsets
     rebuilt = _Rebuilt(start, cleaning.config.compression or Compression.ZSTD, most_bytes)
@@ -582,16 +661,11 @@ def _cleaned(cleaning: _Cleaning, stretch: _Stretch, read: ReadRanges, most_byte
         if fault_of_run(each.run, found) is not None:
             return None
         try:
-            for rows, _ in decode_pieces(found, each.run.base_offset):
-                kept, tombstone = cleaning.latest.kept(
-                    rows, tombstones_to=cleaning.tombstones_to, end=cleaning.end
-                )
-                if oldest_tombstone < 0:
-                    oldest_tombstone = tombstone
-                removed += rows.num_rows - int(np.count_nonzero(kept))
-                rebuilt.add(rows.filter(pa.array(kept)))
+            removed_here, oldest_here = _add_cleaned(rebuilt, cleaning, each.run, found, aborted)
         except (InvalidBatch, ValueError):
             return None
+        removed += removed_here
+        oldest_tombstone = oldest_here if oldest_tombstone < 0 else oldest_tombstone
     if not removed and len(stretch.runs) <= _FEW_RUNS:
         return _Cleaned(stretch=stretch, data=None, oldest_tombstone=oldest_tombstone)
     return _Cleaned(
@@ -602,6 +676,59 @@ def _cleaned(cleaning: _Cleaning, stretch: _Stretch, read: ReadRanges, most_byte
         min_timestamp_ms=NO_TIMESTAMP_MS if rebuilt.min_timestamp_ms is None else rebuilt.min_timestamp_ms,
         max_timestamp_ms=rebuilt.max_timestamp_ms,
     )
+
+
+def _add_cleaned(
+    rebuilt: _Rebuilt,
+    cleaning: _Cleaning,
+    run: RunToMerge,
+    data: memoryview,
+    aborted: NDArray[np.int64],
+) -> tuple[int, int]:
+    """Adds what stays of a run: below `end` records and markers, from there on all batches. Returns how many
+    records went, and the offset of the first tombstone or marker that stays below `end`, or -1."""
+    batches = _Batches(run, data)
+    end = int(np.searchsorted(batches.base_offsets, cleaning.end))
+    positions, bases = batches.positions[:end], batches.base_offsets[:end]
+    is_left_out = left_out(data, positions, bases, aborted)
+    is_marker = are_markers(data, positions) & (bases >= cleaning.tombstones_to)
+    removed, oldest = int(batches.offsets[:end][is_left_out & ~is_marker].sum()), []
+    start = 0
+    for marker in [*np.flatnonzero(is_marker).tolist(), end]:
+        if marker > start:
+            records = data[positions[start] : batches.next_positions[marker - 1]]
+            some_removed, tombstone = _add_records(
+                rebuilt, cleaning, records, int(bases[start]), is_left_out[start:marker]
+            )
+            removed += some_removed
+            oldest += [tombstone]
+        if marker < end:
+            base = int(bases[marker])
+            rebuilt.add_as_they_are(data[positions[marker] : batches.next_positions[marker]], base, base + 1)
+            oldest += [base]
+        start = marker + 1
+    if end < len(batches.positions):
+        behind = data[batches.positions[end] :]
+        rebuilt.add_as_they_are(behind, int(batches.base_offsets[end]), run.last_offset + 1)
+        rebuilt.add_times(run.min_timestamp_ms, run.max_timestamp_ms)
+    return removed, next((offset for offset in oldest if offset >= 0), -1)
+
+
+def _add_records(
+    rebuilt: _Rebuilt,
+    cleaning: _Cleaning,
+    data: memoryview,
+    base_offset: int,
+    is_left_out: NDArray[np.bool_],
+) -> tuple[int, int]:
+    """As `_add_cleaned`, for batches below `end` without markers that stay."""
+    removed, oldest_tombstone = 0, -1
+    for rows, _ in decode_pieces(data, base_offset, is_left_out=is_left_out):
+        kept, tombstone = cleaning.latest.kept(rows, tombstones_to=cleaning.tombstones_to, end=cleaning.end)
+        oldest_tombstone = tombstone if oldest_tombstone < 0 else oldest_tombstone
+        removed += rows.num_rows - int(np.count_nonzero(kept))
+        rebuilt.add(rows.filter(pa.array(kept)))
+    return removed, oldest_tombstone
 
 
 def _count(cleaning: _Cleaning, cleaned: _Cleaned) -> None:

@@ -1,4 +1,4 @@
-"""When a partition of a compacted topic is cleaned, and when its tombstones may go
+"""When a partition of a compacted topic is cleaned, and when its tombstones and markers may go
 (docs/design/log-compaction.md; Kafka's log cleaner, KIP-58, KIP-354 and KIP-534).
 
 Pure. What of the records stays is decided in `storage/arrow/latest_keys.py`.
@@ -21,7 +21,7 @@ def is_due(state: CleaningState, config: TopicConfig) -> bool:
         return False
     if may_drop_tombstones(state, config):
         return True
-    if state.high_watermark <= state.clean_to:
+    if state.last_stable_offset <= state.clean_to:
         return False
     dirty_bytes = max(1, state.size_bytes - state.clean_bytes)
     return is_dirty_enough(dirty_bytes, state, config, state.oldest_dirty_ms)
@@ -43,9 +43,9 @@ def is_too_young(max_timestamp_ms: int, state: CleaningState, config: TopicConfi
 
 
 def tombstones_to(state: CleaningState, config: TopicConfig) -> Offset:
-    """Tombstones below this offset have been clean for `delete.retention.ms`.
+    """Tombstones and markers below this offset have been clean for `delete.retention.ms`.
 
-    Where the log begins in history, older records of their keys may be there: no tombstone goes then."""
+    Where the log begins in history, older records of their keys may be there: none goes then."""
     if state.local_start_offset > state.log_start_offset:
         return Offset(0)
     before_ms = state.now_ms - config.delete_retention_ms
@@ -53,7 +53,7 @@ def tombstones_to(state: CleaningState, config: TopicConfig) -> Offset:
 
 
 def may_drop_tombstones(state: CleaningState, config: TopicConfig) -> bool:
-    """True if the time of a tombstone is over."""
+    """True if the time of a tombstone or a marker is over."""
     return state.oldest_tombstone is not None and state.oldest_tombstone < tombstones_to(state, config)
 
 

@@ -333,8 +333,9 @@ CREATE TABLE pending_offsets (
 ) WITH (fillfactor = 70);
 CREATE INDEX pending_offsets_by_group ON pending_offsets (group_id, topic_id, partition);
 
--- Whose records consumers of committed data leave out. A row goes when no raw record of its transaction can
--- be read any more.
+-- Whose records consumers of committed data leave out. A row goes when no record of its transaction can be
+-- read any more: a job deletes it once the log start has passed its marker, and a cleaning of a compacted
+-- topic once it has removed its marker.
 CREATE TABLE aborted_transactions (
     topic_id uuid NOT NULL,
     partition integer NOT NULL,
@@ -389,8 +390,8 @@ CREATE TABLE cleanings (
     clean_to bigint NOT NULL DEFAULT 0,            -- of the records below, each is the last one of its key
     clean_bytes bigint NOT NULL DEFAULT 0,         -- of the log below it, once it was cleaned
     mark_offsets bigint[] NOT NULL DEFAULT '{}',   -- values that clean_to had, rising, or where damage began
-    marks_ms bigint[] NOT NULL DEFAULT '{}',       -- since when: tombstones below count from then
-    oldest_tombstone bigint,                       -- below clean_to; null: there is none
+    marks_ms bigint[] NOT NULL DEFAULT '{}',       -- since when: tombstones and markers below count from then
+    oldest_tombstone bigint,                       -- or marker, below clean_to; null: there is none
     due_at timestamptz,                            -- since when there may be something to clean; or null
     claimed_by uuid,                               -- a job that cleans it, until lease_until
     lease_until timestamptz,

@@ -5,6 +5,7 @@ Promises:
 - Every call ends within timeouts and a bounded number of attempts.
 - An object is visible whole or not at all.
 - A missing object is `ObjectNotFound`. Any other failure is `StoreUnavailable`.
+- Objects whose keys hold their bytes (markers of transactions) are read without the store.
 - `BucketAddress` is plain data, so that it can travel to executors with the task.
 """
 
@@ -18,6 +19,7 @@ import urllib3
 from minio.error import InvalidResponseError, MinioException, S3Error
 
 from storage.identifiers import ObjectKey
+from storage.segments.keys import inline_bytes
 from storage.stores.local_store import LocalStore
 from storage.stores.minio_client import endpoint_of, minio_client
 from storage.stores.object_store import ObjectNotFound, StoreSettings, StoreUnavailable, StoreUrl
@@ -76,7 +78,8 @@ class BucketAddress:
         return ObjectKey(location.removeprefix(root))
 
     def open(self) -> "Bucket":
-        return LocalBucket(Path(self.url.path)) if self.url.scheme == "file" else S3Bucket(self)
+        is_local = self.url.scheme == "file"
+        return InlineBucket(LocalBucket(Path(self.url.path)) if is_local else S3Bucket(self))
 
 
 class Bucket(Protocol):
@@ -90,6 +93,19 @@ class Bucket(Protocol):
 
     def size(self, key: ObjectKey) -> int:
         """Returns the object's bytes as a number. Raises ObjectNotFound."""
+
+
+class InlineBucket:
+    """A bucket that also has the objects whose keys hold their bytes (`storage.segments.keys`)."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self.put = bucket.put
+        self.size = bucket.size
+
+    def get(self, key: ObjectKey, start: int = 0, end: int | None = None) -> bytes:
+        data = inline_bytes(key)
+        return self._bucket.get(key, start, end) if data is None else data[start:end]
 
 
 class S3Bucket:

@@ -226,6 +226,7 @@ class Compaction:
             return None
         tasks = plan_tasks(
             begun.runs,
+            begun.aborted,
             task_bytes=settings.compact_task_bytes,
             job_bytes=max(1, settings.compact_job_bytes // topics),
             first_task_id=sum(len(job.tasks) for job in before),

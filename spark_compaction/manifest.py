@@ -2,8 +2,8 @@
 
 Promises of a verified manifest:
 - It covers each task's offsets without gap or overlap.
-- Every offset is a row of a file, or has no record (it was erased, as the header of its batch says), or is
-  in a range that did not decode.
+- Every offset is a row of a file, or has no record (it was erased, as the header of its batch says, or it is
+  of a marker or of an aborted transaction), or is in a range that did not decode.
 - A partition's history advances only over such offsets.
 
 Rows of attempts that Spark discarded never get here, so their files are never published.
@@ -49,7 +49,7 @@ class ManifestRow:
     object_key: ObjectKey = _NO_OBJECT
     row_count: int = 0
     empty_offsets: int = 0
-    """Offsets without a record, by the headers of their batches."""
+    """Offsets without a record: erased, in a marker, or of an aborted transaction."""
     size_bytes: int = 0
     footer_crc32c: int = 0
     reason: str = ""

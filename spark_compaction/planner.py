@@ -8,11 +8,12 @@ Promises:
   past does not delay the others.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from sequencer.history.history_values import RunToCompact
+from storage.arrow.aborted_batches import AbortedTransaction, overlapping
 from storage.identifiers import Offset, Partition
 
 
@@ -25,6 +26,8 @@ class PlannedTask:
     from_offset: Offset
     end_offset: Offset
     runs: tuple[RunToCompact, ...]
+    aborted: tuple[AbortedTransaction, ...] = ()
+    """All that overlap the task, in the order of their markers."""
 
     @property
     def size_bytes(self) -> int:
@@ -32,9 +35,16 @@ class PlannedTask:
 
 
 def plan_tasks(
-    runs: Sequence[RunToCompact], *, task_bytes: int, job_bytes: int, first_task_id: int = 0
+    runs: Sequence[RunToCompact],
+    aborted: Mapping[Partition, Sequence[AbortedTransaction]],
+    *,
+    task_bytes: int,
+    job_bytes: int,
+    first_task_id: int = 0,
 ) -> tuple[PlannedTask, ...]:
-    """`runs` in (partition, offset) order, contiguous per partition. Task ids are `first_task_id` and up."""
+    """`runs` in (partition, offset) order, contiguous per partition. `aborted`: all that overlap them. Task
+    ids are `first_task_id` and up.
+    """
     by_partition = {
         partition: tuple(group) for partition, group in groupby(runs, key=lambda run: run.partition)
     }
@@ -42,7 +52,7 @@ def plan_tasks(
     groups = [
         group for own in by_partition.values() for group in _split(_first_bytes(own, share), task_bytes)
     ]
-    return tuple(_task(task_id, group) for task_id, group in enumerate(groups, first_task_id))
+    return tuple(_task(task_id, group, aborted) for task_id, group in enumerate(groups, first_task_id))
 
 
 def _first_bytes(runs: Sequence[RunToCompact], limit: int) -> Sequence[RunToCompact]:
@@ -62,11 +72,15 @@ def _split(runs: Sequence[RunToCompact], task_bytes: int) -> Iterator[Sequence[R
         runs = runs[len(group) :]
 
 
-def _task(task_id: int, runs: Sequence[RunToCompact]) -> PlannedTask:
+def _task(
+    task_id: int, runs: Sequence[RunToCompact], aborted: Mapping[Partition, Sequence[AbortedTransaction]]
+) -> PlannedTask:
+    partition, from_offset, end_offset = runs[0].partition, runs[0].from_offset, runs[-1].end_offset
     return PlannedTask(
         task_id=task_id,
-        partition=runs[0].partition,
-        from_offset=runs[0].from_offset,
-        end_offset=Offset(runs[-1].last_offset + 1),
+        partition=partition,
+        from_offset=from_offset,
+        end_offset=end_offset,
         runs=tuple(runs),
+        aborted=overlapping(aborted.get(partition, ()), from_offset, end_offset),
     )

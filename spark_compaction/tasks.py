@@ -9,8 +9,9 @@ are published.
 Decodes a run's bytes into Arrow rows, and sets aside what does not decode. Pure but for `reread`.
 
 Promises:
-- The results cover the run's offsets from `from_offset` on, without gaps. Decoded rows have exactly these
-  offsets, but for those of erased records, which the headers of their batches count.
+- The results cover the run's offsets `[from_offset, end_offset)` without gaps. Decoded rows have exactly
+  these offsets, but for those without a record: erased ones, which the headers of their batches count, and
+  those of batches that readers of committed data leave out (`storage.arrow.aborted_batches`).
 - A fault costs only the batch that has it. A batch that fails is first read once more: bytes that were
   damaged on the way are no reason to leave a range out of history.
 - Memory is bounded by a group of batches, not by the run.
@@ -33,10 +34,11 @@ from spark_compaction.history_file import FRESH_ZSTD_LEVEL, HistoryFile
 from spark_compaction.manifest import ManifestRow
 from spark_compaction.planner import PlannedTask
 from spark_compaction.typed.decoding import RecordDecoder, TypedPlan, Unplanned
+from storage.arrow.aborted_batches import AbortedTransaction, columns_of, left_out
 from storage.arrow.arrow_columns import decode_batches
 from storage.batches.batch_validation import InvalidBatch
 from storage.batches.record_batch import index_batches, read_header
-from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId, TopicId
+from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, ProducerId, SegmentId, TopicId
 from storage.stores.object_store import ObjectNotFound, StoreUnavailable
 
 _GROUP_BYTES = 1 << 20
@@ -50,7 +52,7 @@ class DecodedRows:
     end_offset: int
     rows: pa.RecordBatch
     empty_offsets: int
-    """Those without a record, by the headers of their batches."""
+    """Those without a record: erased, in a marker, or of an aborted transaction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +73,9 @@ class _Span:
 
 
 def decode_run(
-    run: RunToCompact, data: bytes, reread: Callable[[int, int], bytes]
+    run: RunToCompact, data: bytes, reread: Callable[[int, int], bytes], aborted: NDArray[np.int64]
 ) -> Iterator[DecodedRows | UndecodableRange]:
-    """`reread(start, end)` reads bytes of the run from the store again."""
+    """`reread(start, end)` reads bytes of the run from the store again. `aborted`: what `left_out` takes."""
     try:
         batches = _batches(run, data)
     except ValueError:
@@ -82,12 +84,12 @@ def decode_run(
             batches = _batches(run, data)
         except ValueError as error:
             yield UndecodableRange(
-                first_offset=run.from_offset, end_offset=run.last_offset + 1, reason=_reason(run, error)
+                first_offset=run.from_offset, end_offset=run.end_offset, reason=_reason(run, error)
             )
             return
-    for group in _groups(batches):
+    for group in _groups([batch for batch in batches if batch.base_offset < run.end_offset]):
         if group[-1].end_offset > run.from_offset:
-            yield from _decode_group(run, data, group, reread)
+            yield from _decode_group(run, data, group, reread, aborted)
 
 
 def _batches(run: RunToCompact, data: bytes) -> list[_Span]:
@@ -119,61 +121,81 @@ def _groups(batches: list[_Span]) -> Iterator[list[_Span]]:
 
 
 def _decode_group(
-    run: RunToCompact, data: bytes, group: list[_Span], reread: Callable[[int, int], bytes]
+    run: RunToCompact,
+    data: bytes,
+    group: list[_Span],
+    reread: Callable[[int, int], bytes],
+    aborted: NDArray[np.int64],
 ) -> Iterator[DecodedRows | UndecodableRange]:
     try:
-        yield _decode_span(run, data, 0, _joined(group))
+        yield _decode_span(run, data, 0, _joined(group), aborted)
     except (InvalidBatch, ValueError):
         for batch in group:
             if batch.end_offset > run.from_offset:
-                yield _decode_batch(run, data, batch, reread)
+                yield _decode_batch(run, data, batch, reread, aborted)
 
 
 def _decode_batch(
-    run: RunToCompact, data: bytes, batch: _Span, reread: Callable[[int, int], bytes]
+    run: RunToCompact,
+    data: bytes,
+    batch: _Span,
+    reread: Callable[[int, int], bytes],
+    aborted: NDArray[np.int64],
 ) -> DecodedRows | UndecodableRange:
     try:
-        return _decode_span(run, data, 0, batch)
+        return _decode_span(run, data, 0, batch, aborted)
     except (InvalidBatch, ValueError):
         again = reread(batch.start, batch.end)
     try:
-        return _decode_span(run, again, batch.start, batch)
+        return _decode_span(run, again, batch.start, batch, aborted)
     except (InvalidBatch, ValueError) as error:
         first = max(batch.base_offset, run.from_offset)
-        return UndecodableRange(first_offset=first, end_offset=batch.end_offset, reason=_reason(run, error))
+        end = min(batch.end_offset, run.end_offset)
+        return UndecodableRange(first_offset=first, end_offset=end, reason=_reason(run, error))
 
 
-def _decode_span(run: RunToCompact, data: bytes, data_start: int, span: _Span) -> DecodedRows:
-    rows = decode_batches(data, span.start - data_start, span.end - data_start, span.base_offset)
+def _decode_span(
+    run: RunToCompact, data: bytes, data_start: int, span: _Span, aborted: NDArray[np.int64]
+) -> DecodedRows:
+    start, end = span.start - data_start, span.end - data_start
+    batches = index_batches(data, start, end)
+    offsets_of_each = batches["last_offset_delta"] + 1
+    base_offsets = span.base_offset + np.cumsum(offsets_of_each) - offsets_of_each
+    is_left_out = left_out(data, batches["position"], base_offsets, aborted)
+    rows = decode_batches(data, start, end, span.base_offset, is_left_out)
     offsets = rows.column("offset").to_numpy()
-    first = max(span.base_offset, run.from_offset)
-    before = first - span.base_offset
-    empty_offsets = 0
+    first, end_offset = max(span.base_offset, run.from_offset), min(span.end_offset, run.end_offset)
+    before, count = first - span.base_offset, end_offset - first
     if not np.array_equal(offsets, np.arange(span.base_offset, span.end_offset)):
-        has_record = _records_of(data, span.start - data_start, span.end - data_start, offsets, span)
+        has_record = _records_of(data, batches, is_left_out, offsets, span)
+        count = int(has_record[before : end_offset - span.base_offset].sum())
         before = int(has_record[:before].sum())
-        empty_offsets = int((~has_record[first - span.base_offset :]).sum())
     return DecodedRows(
         first_offset=first,
-        end_offset=span.end_offset,
-        rows=rows.slice(before),
-        empty_offsets=empty_offsets,
+        end_offset=end_offset,
+        rows=rows.slice(before, count),
+        empty_offsets=end_offset - first - count,
     )
 
 
 def _records_of(
-    data: bytes, start: int, end: int, offsets: NDArray[np.int64], span: _Span
+    data: bytes,
+    batches: NDArray[Any],
+    is_left_out: NDArray[np.bool_],
+    offsets: NDArray[np.int64],
+    span: _Span,
 ) -> NDArray[np.bool_]:
-    """True for each offset of the span that has a record. Raises ValueError unless each batch has as many
-    records as its header says, and lacks others only because they were erased.
+    """True for each offset of the span that has a record. Raises ValueError unless each batch that is not
+    left out has as many records as its header says, and lacks others only because they were erased.
     """
     has_record = np.zeros(span.end_offset - span.base_offset, np.bool_)
     has_record[offsets - span.base_offset] = True
     at = 0
-    for position, _, last_offset_delta in index_batches(data, start, end).tolist():
+    for (position, _, last_offset_delta), is_out in zip(batches.tolist(), is_left_out.tolist(), strict=True):
         header = read_header(data, position)
         records = int(has_record[at : at + last_offset_delta + 1].sum())
-        if records != header.record_count or not (records or header.is_erased):
+        expected = 0 if is_out else header.record_count
+        if records != expected or not (records or is_out or header.is_erased):
             first = span.base_offset + at
             raise ValueError(f"{records} records for offsets [{first}, {first + last_offset_delta + 1})")
         at += last_offset_delta + 1
@@ -196,6 +218,7 @@ def _reason(run: RunToCompact, error: Exception) -> str:
 _RUN_FIELDS: list["pa.Field[Any]"] = [
     pa.field("base_offset", pa.int64()),
     pa.field("last_offset", pa.int64()),
+    pa.field("end_offset", pa.int64()),
     pa.field("segment_id", pa.string()),
     pa.field("object_key", pa.string()),
     pa.field("position", pa.int64()),
@@ -209,6 +232,7 @@ _TASK_FIELDS: list["pa.Field[Any]"] = [
     pa.field("from_offset", pa.int64()),
     pa.field("end_offset", pa.int64()),
     pa.field("runs", pa.list_(pa.struct(_RUN_FIELDS))),
+    pa.field("aborted", pa.list_(pa.list_(pa.int64(), 3))),
 ]
 _FIELDS: list["pa.Field[Any]"] = [
     pa.field("task_id", pa.int32()),
@@ -250,6 +274,7 @@ def task_table(tasks: Iterable[tuple[HistoryJob, PlannedTask]]) -> pa.Table:
             "from_offset": task.from_offset,
             "end_offset": task.end_offset,
             "runs": [{**asdict(run), "segment_id": str(run.segment_id)} for run in task.runs],
+            "aborted": task.aborted,
         }
         for job, task in tasks
     ]
@@ -277,6 +302,7 @@ class _TaskRun:
         self._topic_id = topic_id
         self._prefix = prefix
         self._task = task
+        self._aborted = columns_of(task.aborted)
         self._file: HistoryFile | None = None
         self._reached = self._decoded_to = int(task.from_offset)
         """What the rows so far cover, and what was decoded."""
@@ -326,7 +352,7 @@ class _TaskRun:
                     "missing", self._task.end_offset, f"object {run.object_key} is not in the bucket"
                 )
                 return
-            for event in decode_run(run, data, self._reread(run)):
+            for event in decode_run(run, data, self._reread(run), self._aborted):
                 if isinstance(event, UndecodableRange):
                     yield from self._close_file()
                     yield self._row("raw", Offset(event.end_offset), event.reason)
@@ -443,6 +469,10 @@ def _task(row: dict[str, Any]) -> PlannedTask:
         from_offset=from_offset,
         end_offset=Offset(row["end_offset"]),
         runs=tuple(_run(partition, from_offset, run) for run in row["runs"]),
+        aborted=tuple(
+            AbortedTransaction(Offset(last), Offset(first), ProducerId(producer))
+            for last, first, producer in row["aborted"]
+        ),
     )
 
 
@@ -452,6 +482,7 @@ def _run(partition: Partition, from_offset: Offset, run: dict[str, Any]) -> RunT
         from_offset=Offset(max(from_offset, run["base_offset"])),
         base_offset=Offset(run["base_offset"]),
         last_offset=Offset(run["last_offset"]),
+        end_offset=Offset(run["end_offset"]),
         segment_id=SegmentId(UUID(run["segment_id"])),
         object_key=ObjectKey(run["object_key"]),
         position=BytePosition(run["position"]),

@@ -9,13 +9,14 @@ Promises:
 import random
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from urllib.parse import quote
 
 import httpx
 
 from spark_source.settings import SourceSettings
+from storage.arrow.aborted_batches import AbortedTransaction, overlapping
 
 
 class AgentsUnavailable(Exception):
@@ -28,7 +29,7 @@ class RequestRefused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionEnds:
-    """`first_offset` is the oldest that the log or history has, `end_offset` the high watermark."""
+    """`first_offset` is the oldest that the log or history has, `end_offset` the last stable offset."""
 
     first_offset: int
     end_offset: int
@@ -56,6 +57,8 @@ class Piece:
     last_offset: int
     min_timestamp_ms: int
     max_timestamp_ms: int
+    aborted: tuple[AbortedTransaction, ...] = ()
+    """Of a run: the aborted transactions that overlap the piece, in the order of their markers."""
 
 
 class Agents:
@@ -76,6 +79,10 @@ class Agents:
             partitions={int(each["partition"]): _ends(each) for each in found["offsets"]},
         )
 
+    def partition(self, topic: str, partition: int) -> PartitionEnds | None:
+        """Where a partition begins and ends now; None: there is no such partition."""
+        return self.topic(topic).partitions.get(partition)
+
     def pieces(self, topic: str, partition: int, from_offset: int, to_offset: int) -> Iterator[Piece]:
         """The pieces of a range, in offset order, a page at a time."""
         start: int | None = from_offset
@@ -87,8 +94,11 @@ class Agents:
                 "limit": self._settings.source_page_pieces,
             }
             page = self._get(f"/v1/topics/{quote(topic, safe='')}/coordinates", asked)
-            for piece in page["pieces"]:
-                yield Piece(**piece)
+            aborted = [AbortedTransaction(**entry) for entry in page["aborted"]]
+            for found in page["pieces"]:
+                piece = Piece(**found)
+                own = overlapping(aborted, piece.first_offset, piece.end_offset)
+                yield replace(piece, aborted=own) if own and piece.kind == "raw" else piece
             start = page["next"]
 
     def bootstrap(self) -> str:
@@ -126,7 +136,7 @@ def _ends(each: Mapping[str, Any]) -> PartitionEnds:
     log_start = each["log_start_offset"]
     return PartitionEnds(
         first_offset=log_start if in_history is None else min(log_start, in_history),
-        end_offset=each["high_watermark"],
+        end_offset=each["last_stable_offset"],
     )
 
 

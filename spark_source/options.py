@@ -32,9 +32,10 @@ _OF_READERS: Final = frozenset(
     {
         *("topic", "topics", "columns", "partitions"),
         *("startingoffsets", "endingoffsets", "startingtimestamp", "endingtimestamp"),
-        *("maxoffsetspertrigger", "minpartitions", "failondataloss"),
+        *("maxoffsetspertrigger", "minpartitions", "failondataloss", "kafka.isolation.level"),
     }
 )
+_COMMITTED: Final = "read_committed"
 Offsets = Mapping[str, Mapping[int, int]]
 """By topic and partition. EARLIEST and LATEST stand for themselves."""
 
@@ -75,6 +76,11 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     unknown = sorted(set(given) - known - {"path"})
     if unknown:
         raise InvalidOption(f"option {unknown[0]!r} is unknown; known are {', '.join(sorted(known))}")
+    if given.get("kafka.isolation.level", _COMMITTED) != _COMMITTED:
+        raise InvalidOption(
+            f"kafka.isolation.level: {given['kafka.isolation.level']!r}; only {_COMMITTED} is possible, "
+            "because history has nothing else"
+        )
     topics = _topics(given)
     starting = _starting(given.get("startingoffsets"), "latest" if streaming else "earliest")
     if not streaming and (starting == "latest" or _names(starting, LATEST)):

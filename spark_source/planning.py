@@ -8,11 +8,11 @@ Promises:
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from spark_source.agents import Piece
+from spark_source.agents import PartitionEnds, Piece
 from spark_source.settings import SourceSettings
 from spark_source.window import Window
 
@@ -71,21 +71,26 @@ def wanted(pieces: Iterable[Piece], window: Window) -> Iterator[Piece]:
     return (piece for piece in pieces if window.may_hold(piece.min_timestamp_ms, piece.max_timestamp_ms))
 
 
-def missing(asked: Asked, pieces: Iterable[Piece]) -> str:
-    """What of the range is no longer there, as words; empty if nothing. Holes between pieces have expired."""
-    first = last = None
-    for piece in pieces:
-        first = piece if first is None else first
-        last = piece
+def missing(
+    asked: Asked, pieces: Sequence[Piece], ends_now: Callable[[str, int], PartitionEnds | None]
+) -> str:
+    """What of the range is no longer there, as words; empty if nothing. Holes between pieces have expired, or
+    never had a record to read. Such a hole may lie at an edge, so there the partition's ends decide:
+    `ends_now(topic, partition)` reads them after the pieces.
+    """
     if not asked.is_strict or asked.first_offset >= asked.end_offset:
         return ""
+    begins_late = not pieces or pieces[0].first_offset > asked.first_offset
+    ends_early = not pieces or pieces[-1].end_offset < asked.end_offset
+    ends = ends_now(asked.topic, asked.partition) if begins_late or ends_early else None
     where = f"partition {asked.partition} of topic {asked.topic!r}"
-    if first is None or last is None:
-        return f"{where} has none of the offsets [{asked.first_offset}, {asked.end_offset})"
-    if first.first_offset > asked.first_offset:
-        return f"{where} has lost offsets [{asked.first_offset}, {first.first_offset})"
-    if last.end_offset < asked.end_offset:
-        return f"{where} ends before offset {last.end_offset}, not {asked.end_offset}"
+    if begins_late and (ends is None or ends.first_offset > asked.first_offset):
+        if not pieces:
+            return f"{where} has none of the offsets [{asked.first_offset}, {asked.end_offset})"
+        return f"{where} has lost offsets [{asked.first_offset}, {pieces[0].first_offset})"
+    if ends_early and (ends is None or ends.end_offset < asked.end_offset):
+        reached = pieces[-1].end_offset if ends is None else ends.end_offset
+        return f"{where} ends before offset {reached}, not {asked.end_offset}"
     return ""
 
 

@@ -7,6 +7,7 @@ with the next record.
 Promises:
 - Rows come in offset order, each once, whatever is looked up again.
 - No record becomes a Python object.
+- Records of aborted transactions and markers are left out.
 - At most `source_prefetch` runs are in memory, and some row groups of one Parquet file.
 """
 
@@ -27,6 +28,7 @@ from spark_compaction.tasks import UndecodableRange, decode_run
 from spark_source.agents import Agents, Piece
 from spark_source.planning import Asked, PlannedRead, ReadContext, heed_loss, missing
 from spark_source.window import offsets_between
+from storage.arrow.aborted_batches import columns_of
 from storage.arrow.arrow_schema import HISTORY_SCHEMA
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId
 from storage.stores.object_store import ObjectNotFound
@@ -85,11 +87,12 @@ class _TaskReader:
 
     def _again(self, first: int, end: int) -> Sequence[Piece]:
         task = self._task
-        pieces = list(Agents(self._context.settings).pieces(task.topic, task.partition, first, end))
+        agents = Agents(self._context.settings)
+        pieces = list(agents.pieces(task.topic, task.partition, first, end))
         asked = Asked(
             topic=task.topic, partition=task.partition, first_offset=first, end_offset=end, is_strict=True
         )
-        heed_loss(missing(asked, pieces), fail=self._context.fail_on_data_loss)
+        heed_loss(missing(asked, pieces, agents.partition), fail=self._context.fail_on_data_loss)
         return pieces
 
     def _read_ahead(self, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Any]]:
@@ -126,6 +129,7 @@ class _TaskReader:
             from_offset=Offset(piece.first_offset),
             base_offset=Offset(piece.base_offset),
             last_offset=Offset(piece.last_offset),
+            end_offset=Offset(piece.end_offset),
             segment_id=_NO_SEGMENT,  # decoding needs the bytes alone
             object_key=key,
             position=BytePosition(piece.position),
@@ -135,10 +139,10 @@ class _TaskReader:
         def reread(start: int, end: int) -> bytes:
             return self._bucket.get(key, piece.position + start, piece.position + end)
 
-        for event in decode_run(run, data, reread):
+        for event in decode_run(run, data, reread, columns_of(piece.aborted)):
             if not isinstance(event, UndecodableRange):
                 yield event.rows.select(self._schema.names)
-            elif event.first_offset < piece.end_offset:
+            else:
                 where = f"partition {self._task.partition} of topic {self._task.topic!r}"
                 words = f"{where}: offsets [{event.first_offset}, {event.end_offset}) do not decode"
                 heed_loss(f"{words} ({event.reason})", fail=self._context.fail_on_data_loss)

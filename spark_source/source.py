@@ -291,14 +291,14 @@ def _planned(
     for one in asked:
         pieces: list[Piece] = []
         for piece in agents.pieces(one.topic, one.partition, one.first_offset, one.end_offset):
-            count += 1
+            count += 1 + len(piece.aborted)
             if count > settings.source_max_pieces:
                 raise ValueError(
                     f"the query needs more than {settings.source_max_pieces} coordinates: raise "
                     "sourceMaxPieces, read fewer offsets at once, or compact the topic into history"
                 )
             pieces.append(piece)
-        heed_loss(missing(one, pieces), fail=context.fail_on_data_loss)
+        heed_loss(missing(one, pieces, agents.partition), fail=context.fail_on_data_loss)
         found[one.topic, one.partition] = list(wanted(pieces, context.window))
     tasks = plan_reads(found, task_bytes=settings.source_task_bytes, min_partitions=min_partitions)
     return [ReadPartition(task) for task in tasks]
@@ -322,11 +322,11 @@ def _start(offsets: Offsets | str, topic: str, partition: int) -> tuple[int, boo
     return start, start >= 0
 
 
-def _end(offsets: Offsets | str, topic: str, partition: int, high_watermark: int) -> int:
+def _end(offsets: Offsets | str, topic: str, partition: int, latest: int) -> int:
     if not isinstance(offsets, Mapping):
-        return high_watermark
+        return latest
     end = offsets.get(topic, {}).get(partition, LATEST)
-    return high_watermark if end == LATEST else end
+    return latest if end == LATEST else end
 
 
 def _flat(offsets: Mapping[str, Mapping[str, int]]) -> dict[PartitionOf, int]:

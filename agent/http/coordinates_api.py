@@ -2,8 +2,11 @@
 themselves (`spark_source/`).
 
 A page has pieces in offset order without overlaps: Parquet files where history has the records, and runs of
-record batches elsewhere. The last piece ends at the high watermark at the latest. Offsets between two pieces
-have expired.
+record batches elsewhere. The last piece ends at the last stable offset at the latest. Offsets between two
+pieces have expired, or history has no record of them, because a transaction was aborted or ended there.
+
+Runs also hold records of aborted transactions, and markers. A reader leaves them out: a page names the
+aborted transactions that overlap its runs.
 
 Promises:
 - The cost of an answer depends only on its size: at most `limit` pieces, by a few statements.
@@ -29,6 +32,7 @@ from sequencer.commits.coordinates import CoordinateRequest, PartitionCoordinate
 from sequencer.database.database import SequencerUnavailable
 from sequencer.history.history_values import TableFile
 from sequencer.topics.topics import Topic, UnknownTopic
+from storage.arrow.aborted_batches import AbortedTransaction, overlapping
 from storage.identifiers import Offset, Partition
 
 _MAX_PAGE = 1_000
@@ -146,20 +150,22 @@ class CoordinatesApi:
         topic = await self._find(name)
         if partition >= topic.partition_count:
             raise InvalidRequest(f"Topic '{name}' has {topic.partition_count} partitions.")
-        head, pieces, is_end = await self._page(topic, Partition(partition), from_offset, to_offset, limit)
+        head, pieces, following = await self._page(topic, Partition(partition), from_offset, to_offset, limit)
         return {
             "topic_id": str(topic.topic_id),
             "partition": partition,
             "log_start_offset": head.log_start_offset,
             "high_watermark": head.high_watermark,
+            "last_stable_offset": head.last_stable_offset,
             "pieces": [asdict(piece) for piece in pieces],
-            "next": None if is_end else pieces[-1].end_offset,
+            "aborted": [entry._asdict() for entry in _overlapping(head, pieces)],
+            "next": following,
         }
 
     async def _page(
         self, topic: Topic, partition: Partition, from_offset: int, to_offset: int, limit: int
-    ) -> tuple[PartitionCoordinates, list[Piece], bool]:
-        """Returns the partition's state, the page, and True if it is the last page."""
+    ) -> tuple[PartitionCoordinates, list[Piece], int | None]:
+        """Returns the partition's state, the page, and where the next page begins, if there is one."""
         files = await self._files(topic, partition, from_offset, limit)
         while True:
             start = _end_of_front(files, from_offset)
@@ -171,11 +177,13 @@ class CoordinatesApi:
             if again == files:
                 break
             files = again
-        end = min(to_offset, head.high_watermark)
-        known = _known_end(files, head, limit)
-        pieces = pieces_of(files, head.runs, head.log_start_offset, from_offset, min(end, known))
-        is_end = (known >= end and len(pieces) <= limit) or not pieces
-        return head, pieces[:limit], is_end
+        end = min(to_offset, head.last_stable_offset)
+        reached = min(end, _known_end(files, head, limit))
+        pieces = pieces_of(files, head.runs, head.log_start_offset, from_offset, reached)
+        if len(pieces) > limit:
+            pieces = pieces[:limit]
+            reached = pieces[-1].end_offset
+        return head, pieces, reached if reached < end else None
 
     async def _files(
         self, topic: Topic, partition: Partition, from_offset: int, limit: int
@@ -221,13 +229,19 @@ def _end_of_front(files: Sequence[TableFile], from_offset: int) -> int:
     return start
 
 
+def _overlapping(head: PartitionCoordinates, pieces: Sequence[Piece]) -> Sequence[AbortedTransaction]:
+    """Returns the aborted transactions that the page's runs may have records of."""
+    runs = [piece for piece in pieces if piece.kind == "raw"]
+    return overlapping(head.aborted, runs[0].first_offset, runs[-1].end_offset) if runs else ()
+
+
 def _known_end(files: Sequence[TableFile], head: PartitionCoordinates, limit: int) -> int:
-    """Returns the offset up to which both lists are complete. A full list may have more behind its last
-    entry.
+    """Returns the offset up to which both lists are complete. There may be more files behind a full list, and
+    more runs behind the last one.
     """
     ends = [_LARGEST_OFFSET]
     if len(files) == limit:
         ends.append(files[-1].last_offset + 1)
-    if len(head.runs) == limit:
+    if head.runs:
         ends.append(head.runs[-1].last_offset + 1)
     return min(ends)

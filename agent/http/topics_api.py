@@ -92,6 +92,7 @@ class TopicsApi:
                     "partition": partition,
                     "log_start_offset": bounds[topic_id, partition].log_start_offset,
                     "high_watermark": bounds[topic_id, partition].high_watermark,
+                    "last_stable_offset": bounds[topic_id, partition].last_stable_offset,
                     "history_start_offset": history.get(partition),
                 }
                 for topic_id, partition in partitions

@@ -24,7 +24,7 @@ class PartitionResult(NamedTuple):
     chunks: Chunks = ()
     size_bytes: int = 0
     aborted: Sequence[AbortedTransaction] = ()
-    """That overlap the chunks."""
+    """That overlap the chunks, if the reader wants committed records."""
 
 
 def found(
@@ -32,7 +32,7 @@ def found(
     view: PartitionView,
     chunks: Chunks = (),
     size_bytes: int = 0,
-    end_offset: int = NO_OFFSET,
+    aborted: Sequence[AbortedTransaction] = (),
 ) -> PartitionResult:
     return PartitionResult(
         plan,
@@ -42,7 +42,7 @@ def found(
         view.log_start_offset,
         chunks,
         size_bytes,
-        [entry for entry in view.aborted if entry.first_offset < end_offset] if view.aborted else (),
+        aborted,
     )
 
 

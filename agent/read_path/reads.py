@@ -38,7 +38,7 @@ from agent.read_path.read_decisions import (
     select_runs,
 )
 from agent.read_path.settings import ReadPathSettings
-from agent.read_path.slice_batches import take_batches
+from agent.read_path.slice_batches import aborted_in, take_batches
 from agent.read_path.watch import Watch
 from agent.topic_traffic import TopicTraffic
 from cache_ring.pages.byte_budget import ByteBudget
@@ -420,13 +420,14 @@ class ReadPath:
                 answer.size_bytes += outgoing.size_bytes
                 if outgoing.size_bytes:
                     answer.sent.append((partition.topic_id, outgoing.size_bytes, outgoing.records))
+                aborted = decision.view.aborted if fetch.plan.read_committed else ()
                 results.append(
                     found(
                         partition,
                         decision.view,
                         outgoing.chunks,
                         outgoing.size_bytes,
-                        outgoing.end_offset,
+                        aborted_in(part.runs, outgoing.end_offset, aborted) if aborted else (),
                     )
                 )
                 if answer.size_bytes >= pause_at_bytes:

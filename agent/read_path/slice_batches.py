@@ -4,8 +4,12 @@
 Pure. A batch's base offset lies outside its CRC. So 16 new bytes replace its first 16, and the rest is a view
 of the page. Many small batches are copied once and patched in place, which is cheaper than two views each.
 
-Promise: whole batches in offset order, from the one that holds the requested offset, within the limit, except
-for the first if it must go out.
+Promises:
+- Whole batches in offset order, from the one that holds the requested offset, within the limit, except for
+  the first if it must go out.
+- Aborted transactions are named only if their markers are in these batches or behind them. A client drops a
+  producer's records from the first one on until it sees the marker. Where log compaction or history have
+  removed the marker, it would drop all later transactions of that producer, too.
 """
 
 from bisect import bisect_left, bisect_right
@@ -17,7 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache_ring.pages.run_bytes import BatchIndex, Longs, RunBytes
-from storage.batches.record_batch import LENGTH_OVERHEAD_BYTES, PREFIX_BYTES, patch_prefix, patched_prefix
+from storage.arrow.aborted_batches import AbortedTransaction, are_markers
+from storage.batches.record_batch import (
+    HEADER_BYTES,
+    LENGTH_OVERHEAD_BYTES,
+    PREFIX_BYTES,
+    patch_prefix,
+    patched_prefix,
+)
 
 _COPY_BELOW_BYTES = 8192
 """Batches smaller than this on average are copied and patched in place. Measured up to the socket's other
@@ -61,6 +72,34 @@ def take_batches(
         if first + fitting < count:
             break
     return outgoing
+
+
+def aborted_in(
+    runs: Sequence[RunBytes], end_offset: int, aborted: Sequence[AbortedTransaction]
+) -> Sequence[AbortedTransaction]:
+    """Returns the aborted transactions to name with the batches of these runs up to `end_offset`. `aborted`
+    are those that overlap them, in the order of their markers."""
+    found = [entry for entry in aborted if entry.first_offset < end_offset]
+    markers = np.array([entry.last_offset for entry in found], np.int64)
+    stays = markers >= end_offset
+    for run in runs:
+        run_end = min(run.run.last_offset + 1, end_offset)
+        first, end = np.searchsorted(markers, [run.run.base_offset, run_end])
+        if first < end:
+            stays[first:end] |= _have_markers(run, markers[first:end] - run.run.base_offset)
+    return [entry for entry, is_named in zip(found, stays.tolist(), strict=True) if is_named]
+
+
+def _have_markers(run: RunBytes, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """True for each offset in the run at which a marker is."""
+    positions, _, relative_offsets = run.batches
+    begins = _longs(relative_offsets, 0, len(relative_offsets))
+    places = np.searchsorted(begins, offsets, side="right") - 1
+    found: NDArray[np.bool_] = begins[places] == offsets
+    of_found = [positions[place] for place in places[found].tolist()]
+    headers = b"".join(view for at in of_found for view in run.views(at, at + HEADER_BYTES))
+    found[found] = are_markers(headers, np.arange(len(of_found)) * HEADER_BYTES)
+    return found
 
 
 def _fitting(index: BatchIndex, first: int, end: int, room_bytes: int) -> int:

@@ -18,15 +18,8 @@ from typing import NamedTuple
 from sequencer.database.array_parameters import Int4Array, Int8Array, UuidArray
 from sequencer.database.database import Database, Row, SequencerUnavailable
 from sequencer.database.named_sql import load_statements
-from storage.identifiers import (
-    NO_OFFSET,
-    BytePosition,
-    ObjectKey,
-    Offset,
-    Partition,
-    ProducerId,
-    TopicId,
-)
+from storage.arrow.aborted_batches import AbortedTransaction as AbortedTransaction
+from storage.identifiers import NO_OFFSET, BytePosition, ObjectKey, Offset, Partition, ProducerId, TopicId
 
 SQL = load_statements("coordinates")
 
@@ -43,15 +36,6 @@ _MAX_ABORTED_OF_A_RUN = 1_000_000
 _HISTORY_FILES = 16
 """Files, and runs among them, per statement and partition."""
 _NUMBERS_PER_ROW_GROUP = 4
-
-
-class AbortedTransaction(NamedTuple):
-    """An aborted transaction in a partition: its records lie from `first_offset` to its marker at
-    `last_offset`."""
-
-    last_offset: Offset
-    first_offset: Offset
-    producer_id: ProducerId
 
 
 class RunCoordinate(NamedTuple):

@@ -13,7 +13,8 @@ go.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID, uuid4
@@ -46,12 +47,18 @@ from sequencer.history.history_values import (
     TopicShown,
 )
 from sequencer.topics.topic_config import KNOWN_CONFIGS
-from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId, TopicId
+from storage.arrow.aborted_batches import AbortedTransaction
+from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, ProducerId, SegmentId, TopicId
 
 SQL = load_statements("history")
 
 TABLES_PER_PAGE = 1_000
 _DISAMBIGUATED = re.compile(r"(.+)__[0-9a-fA-F]{8}")
+_MAX_ABORTED = 200_000
+"""Aborted transactions of a job, shared evenly among its partitions. What more would be needed for waits for
+the next job."""
+_MAX_ABORTED_OF_ONE = 1_000_000
+_NO_END = (1 << 63) - 1
 _LONGEST_RETENTION_MS = 1_000 * 365 * 86_400_000
 """Beyond, nothing expires, and no time of Postgres reaches back so far."""
 
@@ -81,15 +88,15 @@ class History:
         self.garbage = HistoryGarbage(database)
 
     async def ends(self, topic_id: TopicId) -> Ends:
-        """Where the log of each live partition ends now."""
+        """Where the stable part of the log of each live partition ends now."""
         rows = await self._database.read(SQL["ends"], topic_id=topic_id)
         return Ends(
             at=rows[0].now if rows else None,
-            offsets={Partition(row.partition): Offset(row.high_watermark) for row in rows},
+            offsets={Partition(row.partition): Offset(row.last_stable_offset) for row in rows},
         )
 
     async def is_complete(self, topic_id: TopicId, ends: Ends) -> bool:
-        """Whether all records below the ends are in history. If so, it is noted."""
+        """Whether all stable records below the ends are in history. If so, it is noted."""
         wanted = {"topic_id": topic_id, **_wanted(ends)}
         if (await self._database.read(SQL["has_work"], **wanted))[0].has_work:
             return False
@@ -97,7 +104,7 @@ class History:
         return True
 
     async def behind(self) -> tuple[TopicBehind, ...]:
-        """The topics whose history is on and lacks records. Looks at the row of every live partition."""
+        """The topics whose history is on and lacks stable records. Looks at every live partition's row."""
         return tuple(
             TopicBehind(
                 topic_id=TopicId(row.topic_id),
@@ -153,8 +160,8 @@ class History:
         lease_s: float,
         runs_per_partition: int,
     ) -> Begun | Busy | NothingToDo:
-        """Claims the topic's history, reserves a prefix, and holds the objects of the runs that are not in
-        history yet. Raises OwnershipUnconfirmed, as `begin_expiry` and `publish` do.
+        """Claims the topic's history, reserves a prefix, and holds the objects of the stable runs that are
+        not in history yet. Raises OwnershipUnconfirmed, as `begin_expiry` and `publish` do.
         """
         wanted = {"topic_id": topic_id, **_wanted(ends)}
         rows = await self._database.read(SQL["has_work"], **wanted)
@@ -165,14 +172,14 @@ class History:
             job = await self._claim(connection, topic_id, "compact", cluster, lease_s)
             if not isinstance(job, HistoryJob):
                 return job
-            found = await _rows(
-                connection, "runs_to_compact", **wanted, runs_per_partition=runs_per_partition
+            found = await _runs_to_compact(
+                connection, ends.offsets, topic_id=topic_id, runs_per_partition=runs_per_partition
             )
-            segment_ids = sorted({row.segment_id for row in found})
+            segment_ids = sorted({run.segment_id for run in found.runs})
             committed = {
                 row.segment_id for row in await _rows(connection, "lock_segments", segment_ids=segment_ids)
             }
-            runs = _contiguous([_run(row) for row in found if row.segment_id in committed])
+            runs = _contiguous([run for run in found.runs if run.segment_id in committed])
             if not runs:
                 await connection.execute(SQL["end_job"], {"job_id": job.job_id, "state": "abandoned"})
                 return NothingToDo()
@@ -180,7 +187,7 @@ class History:
             await connection.execute(
                 SQL["hold_segments"], {"job_id": job.job_id, "segment_ids": held, "lease_s": lease_s}
             )
-            return Begun(job=job, runs=runs)
+            return Begun(job=job, runs=runs, aborted=found.aborted)
 
     async def begin(
         self, topic_id: TopicId, kind: Literal["expire", "merge", "erase"], *, cluster: str, lease_s: float
@@ -431,6 +438,15 @@ class History:
         await connection.execute(SQL["insert_raw_ranges"], parameters)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """The runs of a job, as far as the aborted transactions that overlap them are known."""
+
+    runs: Sequence[RunToCompact]
+    aborted: Mapping[Partition, tuple[AbortedTransaction, ...]]
+    """Also of a partition without a run: there, an open transaction spans too many aborted ones."""
+
+
 def _wanted(ends: Ends) -> dict[str, Any]:
     return {"partitions": list(ends.offsets), "ends": list(ends.offsets.values())}
 
@@ -440,12 +456,48 @@ async def _rows(connection: AsyncConnection[Row], statement: str, **parameters: 
     return await cursor.fetchall()
 
 
-def _run(row: Row) -> RunToCompact:
+async def _runs_to_compact(
+    connection: AsyncConnection[Row], ends: Mapping[Partition, Offset], **parameters: Any
+) -> _Found:
+    """If every partition has too many aborted transactions, the first is read by itself."""
+    found = await _runs_of(connection, ends, max(1, _MAX_ABORTED // len(ends)), **parameters)
+    if found.aborted and not found.runs:
+        first = next(iter(found.aborted))
+        found = await _runs_of(connection, {first: ends[first]}, _MAX_ABORTED_OF_ONE, **parameters)
+    return found
+
+
+async def _runs_of(
+    connection: AsyncConnection[Row], ends: Mapping[Partition, Offset], max_aborted: int, **parameters: Any
+) -> _Found:
+    wanted = {"partitions": list(ends), "ends": list(ends.values()), "max_aborted": max_aborted}
+    runs: list[RunToCompact] = []
+    aborted: dict[Partition, tuple[AbortedTransaction, ...]] = {}
+    known_to = _NO_END
+    for row in await _rows(connection, "runs_to_compact", **parameters, **wanted):
+        if row.place == 1:
+            entries: Sequence[Sequence[int]] = row.aborted or ()
+            aborted[row.partition] = tuple(_aborted(entry) for entry in entries)
+            # Later entries begin at or after the last one's stable offset.
+            known_to = entries[-1][3] if len(entries) == max_aborted else _NO_END
+        run = _run(row, known_to)
+        if run.end_offset > run.from_offset:
+            runs.append(run)
+    return _Found(runs=runs, aborted=aborted)
+
+
+def _aborted(entry: Sequence[int]) -> AbortedTransaction:
+    last_offset, first_offset, producer_id, *_ = entry
+    return AbortedTransaction(Offset(last_offset), Offset(first_offset), ProducerId(producer_id))
+
+
+def _run(row: Row, known_to: int) -> RunToCompact:
     return RunToCompact(
         partition=Partition(row.partition),
         from_offset=Offset(max(row.from_offset, row.base_offset)),
         base_offset=Offset(row.base_offset),
         last_offset=Offset(row.last_offset),
+        end_offset=Offset(min(row.end_offset, known_to)),
         segment_id=SegmentId(row.segment_id),
         object_key=ObjectKey(row.object_key),
         position=BytePosition(row.position),

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
+from storage.arrow.aborted_batches import AbortedTransaction
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId, TopicId
 
 
@@ -27,7 +28,7 @@ class HistoryTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """Where a topic's log ended at a moment of the database's clock."""
+    """Where the stable part of a topic's log ended at a moment of the database's clock."""
 
     at: datetime | None
     """None if the topic has no live partition."""
@@ -93,12 +94,14 @@ class TopicShown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunToCompact:
-    """A committed run of which `[from_offset, last_offset]` is not in history yet."""
+    """A committed run of which `[from_offset, end_offset)` is stable and not in history yet."""
 
     partition: Partition
     from_offset: Offset
     base_offset: Offset
     last_offset: Offset
+    end_offset: Offset
+    """After its last offset, or where the first open transaction begins in it."""
     segment_id: SegmentId
     object_key: ObjectKey
     position: BytePosition
@@ -128,8 +131,9 @@ class HistoryJob:
 class Begun:
     job: HistoryJob
     runs: tuple[RunToCompact, ...]
-    """Whole runs in (partition, offset) order, contiguous per partition; their objects are held until the job
-    ends."""
+    """In (partition, offset) order, contiguous per partition; their objects are held until the job ends."""
+    aborted: Mapping[Partition, tuple[AbortedTransaction, ...]]
+    """All that overlap the runs, in the order of their markers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

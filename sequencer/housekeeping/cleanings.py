@@ -12,8 +12,11 @@ The caller decides what is due and what stays (`compactor/cleaning_rules.py`).
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID, uuid4
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sequencer.database.array_parameters import Int4Array, Int8Array, UuidArray
 from sequencer.database.database import Database, Row
@@ -22,6 +25,9 @@ from sequencer.housekeeping.merge_values import PartitionKey, RunToMerge
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId, TopicId
 
 SQL = load_statements("cleanings")
+
+_ABORTED_AT_A_TIME = 10_000
+_NONE_LATER = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +41,8 @@ class CleanMark:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleaningState:
     """A partition of a compacted topic. `oldest_dirty_ms`: of the first record that was never cleaned; None
-    if it was not asked for, or if there is none."""
+    if it was not asked for, or if there is none. `oldest_tombstone`: the first tombstone or marker that is
+    clean."""
 
     topic_id: TopicId
     partition: Partition
@@ -43,6 +50,7 @@ class CleaningState:
     log_start_offset: Offset
     local_start_offset: Offset
     high_watermark: Offset
+    last_stable_offset: Offset
     size_bytes: int
     clean_to: Offset
     clean_bytes: int
@@ -71,6 +79,14 @@ class RunToClean:
     run: RunToMerge
     object_key: ObjectKey
     committed_at: datetime
+
+
+class AbortedPage(NamedTuple):
+    """Aborted transactions in the order of their markers, by `columns_of`. All later ones begin at
+    `stable_offset` or after it."""
+
+    aborted: NDArray[np.int64]
+    stable_offset: int
 
 
 class Cleanings:
@@ -118,6 +134,26 @@ class Cleanings:
             cap=cap,
         )
         return [_run(key, row) for row in rows]
+
+    async def aborted(self, key: PartitionKey, from_offset: Offset) -> AbortedPage:
+        """Some of the partition's aborted transactions, from the first whose marker is at `from_offset` or
+        later."""
+        [row] = await self._database.run(
+            SQL["aborted"],
+            topic_id=key[0],
+            partition=key[1],
+            from_offset=from_offset,
+            cap=_ABORTED_AT_A_TIME,
+        )
+        columns = row.last_offsets or [], row.first_offsets or [], row.producer_ids or []
+        aborted = np.ascontiguousarray(np.array(columns, np.int64).T)
+        return AbortedPage(aborted, row.stable_offset if len(aborted) == _ABORTED_AT_A_TIME else _NONE_LATER)
+
+    async def forget_aborted(self, key: PartitionKey, below: Offset) -> None:
+        """Forgets the partition's aborted transactions whose markers were below this offset and are gone."""
+        parameters = {"topic_id": key[0], "partition": key[1], "below": below, "cap": _ABORTED_AT_A_TIME}
+        while (await self._database.run(SQL["forget_aborted"], **parameters))[0].may_be_more:
+            pass
 
     async def renew(self, claim: CleaningClaim, lease_s: float) -> bool:
         """Prolongs the claim. False: another job may have the partition."""
@@ -167,6 +203,7 @@ def _state(row: Row) -> CleaningState:
         log_start_offset=Offset(row.log_start_offset),
         local_start_offset=Offset(row.local_start_offset),
         high_watermark=Offset(row.high_watermark),
+        last_stable_offset=Offset(row.last_stable_offset),
         size_bytes=row.size_bytes,
         clean_to=Offset(row.clean_to or 0),
         clean_bytes=row.clean_bytes or 0,

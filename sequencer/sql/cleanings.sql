@@ -7,6 +7,8 @@ SELECT p.*, c.clean_to, c.clean_bytes, c.mark_offsets, c.marks_ms, c.oldest_tomb
     (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms, dirty.oldest_ms
 FROM (
     SELECT t.topic_id, p.partition, t.config, p.log_start_offset, p.local_start_offset, p.high_watermark,
+        greatest(p.log_start_offset, coalesce(p.first_unstable_offset, p.high_watermark))
+            AS last_stable_offset,
         p.size_bytes
     FROM (
         SELECT topic_id, config FROM topics
@@ -62,6 +64,7 @@ RETURNING c.topic_id, c.partition
 
 -- name: state
 SELECT t.topic_id, p.partition, t.config, p.log_start_offset, p.local_start_offset, p.high_watermark,
+    greatest(p.log_start_offset, coalesce(p.first_unstable_offset, p.high_watermark)) AS last_stable_offset,
     p.size_bytes, c.clean_to, c.clean_bytes, c.mark_offsets, c.marks_ms, c.oldest_tombstone,
     (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms, NULL::bigint AS oldest_ms
 FROM topics AS t JOIN partitions AS p USING (topic_id) JOIN cleanings AS c USING (topic_id, partition)
@@ -80,6 +83,28 @@ WHERE r.topic_id = %(topic_id)s AND r.partition = %(partition)s AND r.base_offse
             AND first.base_offset <= %(from_offset)s
         ORDER BY first.base_offset DESC LIMIT 1), 0)
 ORDER BY r.base_offset LIMIT %(cap)s
+
+-- name: aborted
+-- One row.
+SELECT array_agg(last_offset) AS last_offsets, array_agg(first_offset) AS first_offsets,
+    array_agg(producer_id) AS producer_ids, max(stable_offset) AS stable_offset
+FROM (
+    SELECT * FROM aborted_transactions
+    WHERE topic_id = %(topic_id)s AND partition = %(partition)s AND last_offset >= %(from_offset)s
+    ORDER BY last_offset LIMIT %(cap)s
+) AS a
+
+-- name: forget_aborted
+WITH found AS MATERIALIZED (
+    SELECT last_offset FROM aborted_transactions
+    WHERE topic_id = %(topic_id)s AND partition = %(partition)s AND last_offset < %(below)s
+    ORDER BY last_offset LIMIT %(cap)s
+), gone AS (
+    DELETE FROM aborted_transactions
+    WHERE topic_id = %(topic_id)s AND partition = %(partition)s
+        AND last_offset <= (SELECT max(last_offset) FROM found)
+)
+SELECT count(*) = %(cap)s AS may_be_more FROM found
 
 -- name: renew
 UPDATE cleanings SET lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s)

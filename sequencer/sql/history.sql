@@ -6,27 +6,30 @@
 -- partitions, history_partitions, each in key order.
 
 -- name: ends
--- Where a topic's log ends now: what a compaction that begins now is to reach.
-SELECT partition, high_watermark, clock_timestamp() AS now FROM partitions
-WHERE topic_id = %(topic_id)s AND state = 'live'
+-- Where the stable part of a topic's log ends now: what a compaction that begins now is to reach.
+SELECT partition,
+    greatest(log_start_offset, coalesce(first_unstable_offset, high_watermark)) AS last_stable_offset,
+    clock_timestamp() AS now
+FROM partitions WHERE topic_id = %(topic_id)s AND state = 'live'
 
 -- name: note_complete
 UPDATE history_tables SET complete_at = greatest(complete_at, %(complete_at)s) WHERE topic_id = %(topic_id)s
 
 -- name: behind
--- The topics whose history is on and lacks records, with how many and since when at most.
+-- The topics whose history is on and lacks stable records, with how many and since when at most.
 SELECT t.topic_id, t.name, t.config, count(*) AS partitions,
-    sum(p.high_watermark - greatest(h.compacted_to, p.log_start_offset))::bigint AS records,
-    sum(p.size_bytes * (p.high_watermark - greatest(h.compacted_to, p.log_start_offset))::float8
+    sum(s.end_offset - greatest(h.compacted_to, p.log_start_offset))::bigint AS records,
+    sum(p.size_bytes * (s.end_offset - greatest(h.compacted_to, p.log_start_offset))::float8
         / greatest(p.high_watermark - p.log_start_offset, 1))::bigint AS raw_bytes,
     extract(epoch FROM clock_timestamp() - coalesce(b.complete_at, t.created_at))::float8 AS behind_s
 FROM topics AS t
 JOIN partitions AS p ON p.topic_id = t.topic_id AND p.state = 'live'
+CROSS JOIN LATERAL (SELECT coalesce(p.first_unstable_offset, p.high_watermark) AS end_offset) AS s
 LEFT JOIN history_tables AS b ON b.topic_id = t.topic_id
 LEFT JOIN history_partitions AS h ON h.topic_id = p.topic_id AND h.partition = p.partition
 WHERE t.deleted_at IS NULL AND t.config ->> 'tidelog.history' IS DISTINCT FROM 'off'
     AND (t.config ->> 'cleanup.policy' ~ 'compact') IS NOT TRUE
-    AND p.high_watermark > greatest(h.compacted_to, p.log_start_offset)
+    AND s.end_offset > greatest(h.compacted_to, p.log_start_offset)
 GROUP BY t.topic_id, t.name, t.config, b.complete_at, t.created_at
 
 -- name: with_expired_files
@@ -77,14 +80,15 @@ WHERE t.deleted_at IS NULL AND (%(name)s::text IS NULL OR t.name = %(name)s)
 ORDER BY t.name
 
 -- name: has_work
--- Whether a topic that is not deleted has committed records past its history, below the ends given. Reads the
+-- Whether a topic that is not deleted has stable records past its history, below the ends given. Reads the
 -- log's ends only.
 SELECT EXISTS (
     SELECT FROM unnest(%(partitions)s::integer[], %(ends)s::bigint[]) AS e (partition, end_offset)
     JOIN partitions AS p ON p.topic_id = %(topic_id)s AND p.partition = e.partition
     LEFT JOIN history_partitions AS h ON h.topic_id = p.topic_id AND h.partition = p.partition
     WHERE p.state = 'live'
-        AND least(p.high_watermark, e.end_offset) > greatest(h.compacted_to, p.log_start_offset)
+        AND least(coalesce(p.first_unstable_offset, p.high_watermark), e.end_offset)
+            > greatest(h.compacted_to, p.log_start_offset)
 ) AS has_work
 
 -- name: add_table
@@ -110,31 +114,53 @@ VALUES (%(job_id)s, %(topic_id)s, %(kind)s, %(prefix)s,
     clock_timestamp() + make_interval(secs => %(lease_s)s))
 
 -- name: runs_to_compact
--- The runs of each partition from where its history ends to the end given, below the high watermark (the last
--- stable offset, while no topic has transactions). The last run may go beyond that end. A run may begin
--- before from_offset: DeleteRecords moves the log start into a run.
-SELECT p.partition, greatest(h.compacted_to, p.log_start_offset) AS from_offset, r.base_offset, r.last_offset,
-    r.segment_id, s.object_key, r.position, r.length
+-- The runs of each partition from where its history ends to the end given, as far as they are stable. The
+-- last run may go beyond that end. A run may begin before from_offset: DeleteRecords moves the log start into
+-- a run, or a transaction was open in it.
+--
+-- `aborted` comes with the first run of a partition: the first :max_aborted aborted transactions that overlap
+-- its runs, each with the last stable offset after it. It is of the same moment as the runs: later, entries
+-- below a new log start are gone.
+SELECT p.partition, p.from_offset, r.base_offset, r.last_offset,
+    least(r.last_offset + 1, p.stable_offset) AS end_offset,
+    r.segment_id, s.object_key, r.position, r.length, r.place,
+    CASE WHEN r.place = 1 THEN (
+        SELECT array_agg(ARRAY[a.last_offset, a.first_offset, a.producer_id, a.stable_offset]
+            ORDER BY a.last_offset)
+        FROM (
+            SELECT * FROM aborted_transactions
+            WHERE topic_id = %(topic_id)s AND partition = p.partition AND last_offset >= p.from_offset
+                AND last_offset <= coalesce((
+                    -- Later entries begin at or after this one's stable offset.
+                    SELECT last_offset FROM (
+                        SELECT last_offset, stable_offset FROM aborted_transactions
+                        WHERE topic_id = %(topic_id)s AND partition = p.partition
+                            AND last_offset >= p.from_offset
+                        ORDER BY last_offset LIMIT %(max_aborted)s::integer) AS near
+                    WHERE stable_offset > r.read_to LIMIT 1), 9223372036854775807)
+            ORDER BY last_offset LIMIT %(max_aborted)s::integer) AS a) END AS aborted
 FROM unnest(%(partitions)s::integer[], %(ends)s::bigint[]) AS e (partition, end_offset)
-JOIN partitions AS p ON p.topic_id = %(topic_id)s AND p.partition = e.partition
-LEFT JOIN history_partitions AS h ON h.topic_id = p.topic_id AND h.partition = p.partition
 CROSS JOIN LATERAL (
-    SELECT * FROM (
+    SELECT p.partition, greatest(h.compacted_to, p.log_start_offset) AS from_offset,
+        coalesce(p.first_unstable_offset, p.high_watermark) AS stable_offset
+    FROM partitions AS p
+    LEFT JOIN history_partitions AS h ON h.topic_id = p.topic_id AND h.partition = p.partition
+    WHERE p.topic_id = %(topic_id)s AND p.partition = e.partition AND p.state = 'live' OFFSET 0) AS p
+CROSS JOIN LATERAL (
+    SELECT *, row_number() OVER (ORDER BY base_offset) AS place, max(last_offset) OVER () AS read_to FROM (
         -- The run that holds from_offset, found from its side of the index.
-        (SELECT * FROM runs WHERE topic_id = p.topic_id AND partition = p.partition
-            AND base_offset < greatest(h.compacted_to, p.log_start_offset)
+        (SELECT * FROM runs WHERE topic_id = %(topic_id)s AND partition = p.partition
+            AND base_offset < p.from_offset
         ORDER BY base_offset DESC LIMIT 1)
         UNION ALL
-        (SELECT * FROM runs WHERE topic_id = p.topic_id AND partition = p.partition
-            AND base_offset >= greatest(h.compacted_to, p.log_start_offset) AND base_offset < e.end_offset
+        (SELECT * FROM runs WHERE topic_id = %(topic_id)s AND partition = p.partition
+            AND base_offset >= p.from_offset AND base_offset < least(e.end_offset, p.stable_offset)
         ORDER BY base_offset LIMIT %(runs_per_partition)s)
     ) AS near
-    WHERE near.last_offset >= greatest(h.compacted_to, p.log_start_offset)
-        AND near.last_offset < p.high_watermark
+    WHERE near.last_offset >= p.from_offset
 ) AS r
 JOIN segments AS s ON s.segment_id = r.segment_id
-WHERE p.state = 'live'
-    AND least(p.high_watermark, e.end_offset) > greatest(h.compacted_to, p.log_start_offset)
+WHERE least(p.stable_offset, e.end_offset) > p.from_offset
 ORDER BY p.partition, r.base_offset
 
 -- name: lock_segments

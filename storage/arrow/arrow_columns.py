@@ -51,34 +51,50 @@ PIECE_BYTES = 4 << 20
 """About the most bytes of records in a piece, which the last batch in it may exceed by itself."""
 
 
-def decode_batches(buffer: Buffer, start: int, end: int, base_offset: int) -> pa.RecordBatch:
+def decode_batches(
+    buffer: Buffer,
+    start: int,
+    end: int,
+    base_offset: int,
+    is_left_out: NDArray[np.bool_] | None = None,
+) -> pa.RecordBatch:
     """Returns the records of the batches that lie back to back in `[start, end)`. The first batch starts at
-    `base_offset`.
+    `base_offset`. `is_left_out` (shape (batches,)) says whose records are not wanted.
 
     Checks the CRC32C and the structure of what it reads. Raises InvalidBatch, and ValueError if the batches
     do not fill the range exactly.
     """
-    [(rows, _)] = _pieces(memoryview(buffer), start, end, base_offset, MOST_PLAIN_BYTES)
+    [(rows, _)] = _pieces(memoryview(buffer), start, end, base_offset, MOST_PLAIN_BYTES, is_left_out)
     return rows
 
 
 def decode_pieces(
-    buffer: Buffer, base_offset: int, piece_bytes: int = PIECE_BYTES
+    buffer: Buffer,
+    base_offset: int,
+    piece_bytes: int = PIECE_BYTES,
+    is_left_out: NDArray[np.bool_] | None = None,
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
     """As `decode_batches`, for all of `buffer`, in pieces: a batch may have thousands of times its bytes once
     it is decompressed. Yields the records and the offset after them. Without batches there is no piece."""
     if len(buffer):
-        yield from _pieces(memoryview(buffer), 0, len(buffer), base_offset, piece_bytes)
+        yield from _pieces(memoryview(buffer), 0, len(buffer), base_offset, piece_bytes, is_left_out)
 
 
 def _pieces(
-    data: memoryview, start: int, end: int, base_offset: int, piece_bytes: int
+    data: memoryview,
+    start: int,
+    end: int,
+    base_offset: int,
+    piece_bytes: int,
+    is_left_out: NDArray[np.bool_] | None,
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
     """Yields at least one piece. None of its batches but the last one begins beyond `piece_bytes`."""
     sections: list[NDArray[np.uint8]] = []
     rows: list[tuple[int, ...]] = []
     size = 0
-    for position, size_bytes, last_offset_delta in index_batches(data, start, end).tolist():
+    for number, (position, size_bytes, last_offset_delta) in enumerate(
+        index_batches(data, start, end).tolist()
+    ):
         if size >= piece_bytes:
             yield _decoded(sections, rows), base_offset
             sections, rows, size = [], [], 0
@@ -89,7 +105,7 @@ def _pieces(
                 BatchFault.UNSUPPORTED_FORMAT, f"message format {header.magic} at byte {position}"
             )
         check_crc(batch, header)
-        if not header.is_control:
+        if not header.is_control and (is_left_out is None or not is_left_out[number]):
             plain = plain_records(batch, header, MOST_PLAIN_BYTES - size)
             rows.append(span_row(header, size, size + len(plain), base_offset))
             sections.append(plain)

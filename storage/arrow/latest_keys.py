@@ -3,8 +3,11 @@
 A record below the end of a cleaning stays if it has a key, no later record below that end has the same key,
 and it is not a tombstone whose time is over (Kafka's log cleaner, KIP-534).
 
+If there are more keys than fit, the decision takes several passes, each for a range of the keys' hashes.
+
 Promises:
 - The memory is that of the table, whatever the keys are: 24 bytes per slot.
+- Each key is in the range of exactly one pass.
 - A record goes for a later one of the same key only. Keys are compared by a hash of 128 bits, SipHash-2-4
   with a secret that each cleaning draws: nobody can choose keys that collide, and among a thousand million
   keys any two do with a chance of 2e-21.
@@ -26,6 +29,10 @@ _LOAD: Final = 0.7
 """The share of slots that may be taken: fuller tables are searched for long."""
 _HIGH, _LOW, _NEXT_OFFSET = 0, 1, 2
 """Columns of the table: the hash, and the offset after the key's latest record. 0: the slot is free."""
+_MOST_BITS: Final = 62
+_ROOM, _BITS, _NUMBER = 0, 1, 2
+"""What else the kernels keep: the slots that may still be taken; and the range, which has the hashes whose
+first so many bits are this number."""
 
 
 @helper
@@ -89,26 +96,62 @@ def _slot(table: NDArray[np.int64], high: Any, low: Any) -> Any:
     return slot
 
 
+@helper
+def _is_in_range(limits: NDArray[np.int64], high: Any) -> Any:
+    bits = limits[_BITS]
+    return bits == 0 or (np.uint64(high) >> np.uint64(64 - bits)) == np.uint64(limits[_NUMBER])
+
+
+@kernel(LONG_ROWS_OUT, LONGS_OUT)
+def _halve(table: NDArray[np.int64], limits: NDArray[np.int64]) -> Any:
+    """Drops the keys of the range's upper half. Returns the slots that are free now.
+
+    It goes round from a free slot on, and puts each key back where it belongs: at its slot or before it."""
+    limits[_BITS] += 1
+    limits[_NUMBER] *= 2
+    mask = len(table) - 1
+    start = 0
+    while table[start, _NEXT_OFFSET] != 0:
+        start += 1
+    for step in range(1, len(table)):
+        slot = (start + step) & mask
+        next_offset = table[slot, _NEXT_OFFSET]
+        if next_offset == 0:
+            continue
+        high, low = table[slot, _HIGH], table[slot, _LOW]
+        table[slot, _NEXT_OFFSET] = 0
+        if not _is_in_range(limits, high):
+            limits[_ROOM] += 1
+            continue
+        to = _slot(table, high, low)
+        table[to, _HIGH] = high
+        table[to, _LOW] = low
+        table[to, _NEXT_OFFSET] = next_offset
+    return limits[_ROOM]
+
+
 @kernel(LONG_ROWS_OUT, LONGS_OUT, LONGS_IN, LONGS_IN, INTS_IN, BYTES_IN, BYTES_IN)
 def _put(
     table: NDArray[np.int64],
-    room: NDArray[np.int64],
+    limits: NDArray[np.int64],
     secret: NDArray[np.int64],
     offsets: NDArray[np.int64],
     key_offsets: NDArray[np.int32],
     key_valid: NDArray[np.uint8],
     keys: NDArray[np.uint8],
 ) -> Any:
-    """Puts the rows into the table until a key finds no room (`room[0]` slots). Returns the rows put."""
+    """Puts the rows of the range into the table until a key finds no room. Returns the rows put."""
     for row in range(len(offsets)):
         if not key_valid[row]:
             continue
         high, low = _hash(secret, keys, key_offsets[row], key_offsets[row + 1])
+        if not _is_in_range(limits, high):
+            continue
         slot = _slot(table, high, low)
         if table[slot, _NEXT_OFFSET] == 0:
-            if room[0] == 0:
+            if limits[_ROOM] == 0:
                 return row
-            room[0] -= 1
+            limits[_ROOM] -= 1
             table[slot, _HIGH] = high
             table[slot, _LOW] = low
         table[slot, _NEXT_OFFSET] = max(table[slot, _NEXT_OFFSET], offsets[row] + 1)
@@ -116,13 +159,14 @@ def _put(
 
 
 @kernel(
-    *(BYTES_OUT, LONGS_OUT, LONG_ROWS_OUT, LONGS_IN, LONGS_IN),
+    *(BYTES_OUT, LONGS_OUT, LONG_ROWS_OUT, LONGS_IN, LONGS_IN, LONGS_IN),
     *(INTS_IN, BYTES_IN, BYTES_IN, BYTES_IN, LONG, LONG),
 )
 def _keep(
     kept: NDArray[np.uint8],
     oldest_tombstone: NDArray[np.int64],
     table: NDArray[np.int64],
+    limits: NDArray[np.int64],
     secret: NDArray[np.int64],
     offsets: NDArray[np.int64],
     key_offsets: NDArray[np.int32],
@@ -141,9 +185,10 @@ def _keep(
         stays = offset >= end
         if not stays and key_valid[row]:
             high, low = _hash(secret, keys, key_offsets[row], key_offsets[row + 1])
-            stays = table[_slot(table, high, low), _NEXT_OFFSET] <= offset + 1
+            is_here = _is_in_range(limits, high)
+            stays = not is_here or table[_slot(table, high, low), _NEXT_OFFSET] <= offset + 1
             if stays and not value_valid[row]:
-                stays = offset >= tombstones_to
+                stays = not is_here or offset >= tombstones_to
                 if stays and oldest_tombstone[0] < 0:
                     oldest_tombstone[0] = offset
         kept[row] = stays
@@ -152,31 +197,51 @@ def _keep(
 
 
 class LatestKeys:
-    """The latest offset of each key, of records that are put in any order of offsets."""
+    """The latest offset of each key, of records that are put in any order of offsets.
+
+    A pass has the keys of a range. It begins with all that are left, and gives up the upper half whenever the
+    table is full."""
 
     def __init__(self, most_bytes: int, secret: bytes | None = None) -> None:
         """Takes at most `most_bytes` of memory, and 16 slots at least. `secret` has 16 bytes."""
         slots = 1 << max(4, (most_bytes // SLOT_BYTES).bit_length() - 1)
         self._table = np.zeros((slots, 3), np.int64)
-        self._room = np.array([int(slots * _LOAD)], np.int64)
+        self._limits = np.array([int(slots * _LOAD), 0, 0], np.int64)
         self._secret = np.frombuffer(secret or secrets.token_bytes(16), "<i8").astype(np.int64)
 
-    def put(self, rows: pa.RecordBatch) -> int:
-        """Puts records of RECORD_SCHEMA. Returns how many; less than all of them if the table is full."""
+    def put(self, rows: pa.RecordBatch) -> None:
+        """Puts records of RECORD_SCHEMA. Those whose keys are for another pass are left out."""
         offsets = rows.column("offset").to_numpy()
-        return _put(self._table, self._room, self._secret, offsets, *binary_arrays(rows.column("key")))
+        put = 0
+        while put < len(offsets):
+            keys = binary_arrays(rows.column("key").slice(put))
+            put += _put(self._table, self._limits, self._secret, offsets[put:], *keys)
+            while put < len(offsets) and not _halve(self._table, self._limits):
+                assert self._limits[_BITS] < _MOST_BITS, "hashes are spread evenly"
+
+    def next_pass(self) -> bool:
+        """Turns to the next range of the same width, for which all records are put again. False: there is
+        none."""
+        _, bits, number = self._limits.tolist()
+        if number + 1 == 1 << bits:
+            return False
+        self._table[:] = 0
+        self._limits[:] = int(len(self._table) * _LOAD), bits, number + 1
+        return True
 
     def kept(self, rows: pa.RecordBatch, *, tombstones_to: int, end: int) -> tuple[NDArray[np.bool_], int]:
-        """True for each record that stays, and the offset of the first tombstone that does, or -1.
+        """True for each record that stays in this pass, and the offset of the first tombstone that does, or
+        -1.
 
-        Records from `end` on stay. All records below `end` that may be the latest of their keys have been
-        put. Tombstones below the offset `tombstones_to` go.
+        Records from `end` on stay, and so do those whose keys are for another pass. All records below `end`
+        that may be the latest of their keys have been put. Tombstones below the offset `tombstones_to` go.
         """
         kept = np.empty(rows.num_rows, np.uint8)
         oldest_tombstone = np.empty(1, np.int64)
         _, value_valid, _ = binary_arrays(rows.column("value"))
         _keep(
-            *(kept, oldest_tombstone, self._table, self._secret, rows.column("offset").to_numpy()),
-            *(*binary_arrays(rows.column("key")), value_valid, tombstones_to, end),
+            *(kept, oldest_tombstone, self._table, self._limits, self._secret),
+            *(rows.column("offset").to_numpy(), *binary_arrays(rows.column("key"))),
+            *(value_valid, tombstones_to, end),
         )
         return kept.view(np.bool_), int(oldest_tombstone[0])

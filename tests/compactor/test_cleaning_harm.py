@@ -15,6 +15,7 @@ from storage.arrow.arrow_encoding import encode_span
 from storage.batches.record_batch import Compression
 from storage.identifiers import Offset, Partition
 from tests.compactor.builders import settings as small_steps
+from tests.compactor.merging import merge_everything
 from tests.compactor.test_cleaning import NOTHING_LATER, Place, Row, place
 from tests.spark_compaction.log import Sent, one
 
@@ -214,10 +215,16 @@ async def test_what_retention_dropped_counts_as_clean_no_more(place: Place) -> N
 
 async def test_a_run_that_is_clean_in_part_can_be_too_old(place: Place) -> None:
     await place.topic(min_cleanable_dirty_ratio="0.95", max_compaction_lag_ms="3600000")
-    await place.write(*((b"%d" % number, random.randbytes(100)) for number in range(40)))
-    cleanings = 0
-    while await place.clean(clean_keys_bytes=1024):
-        cleanings += 1
+    for number in range(16):
+        await place.write(*((b"%d %d" % (number, key), random.randbytes(80)) for key in range(5)))
+        if number == 2:
+            assert await place.clean()
+    await merge_everything(place.sequencer, place.store)
+    runs = await place.sequencer.cleanings.runs((place.topic_id, Partition(0)), Offset(14), Offset(15), 1)
+    assert runs[0].run.last_offset > 14
+
+    assert await place.clean()
 
     [state] = await place.sequencer.cleanings.page((place.topic_id, Partition(-1)), 1)
-    assert (state.clean_to, cleanings) == (40, 2)
+    assert state.clean_to == 80
+    assert not await place.clean()

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,7 @@ from storage.segments.keys import segment_id_of
 from storage.segments.segment import verify_segment
 from storage.stores.object_store import ObjectNotFound, ObjectStore, StoreSettings
 from tests.compactor.builders import settings as small_steps
+from tests.spark_compaction.conftest import CatalogServer
 from tests.spark_compaction.log import CLUSTER, Log
 from tests.support.postgres import OWN_FOR_YEARS
 
@@ -133,6 +134,13 @@ def quick_settings(**changed: Any) -> HousekeeperSettings:
             **changed,
         }
     )
+
+
+@pytest.fixture
+def catalog_url(database_url: str, store_url: str, store_settings: StoreSettings) -> Iterator[str]:
+    server = CatalogServer(database_url, store_url, store_settings)
+    yield server.start()
+    server.stop()
 
 
 @pytest.fixture

@@ -9,12 +9,14 @@ from tests.agent.running import Running
 Row = tuple[int, int, bytes | None, bytes | None]
 
 
-async def consumed(agent: Running, topic: str, partitions: int, *, offset: int = 0) -> list[Row]:
+async def consumed(
+    agent: Running, topic: str, partitions: int, *, offset: int = 0, isolation: str = "read_committed"
+) -> list[Row]:
     """Partition, offset, key and value of every record from an offset of each partition on."""
-    return await asyncio.to_thread(_consume, agent.bootstrap, topic, partitions, offset)
+    return await asyncio.to_thread(_consume, agent.bootstrap, topic, partitions, offset, isolation)
 
 
-def _consume(bootstrap: str, topic: str, partitions: int, offset: int) -> list[Row]:
+def _consume(bootstrap: str, topic: str, partitions: int, offset: int, isolation: str) -> list[Row]:
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -22,6 +24,7 @@ def _consume(bootstrap: str, topic: str, partitions: int, offset: int) -> list[R
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
+            "isolation.level": isolation,
             "check.crcs": True,
         }
     )

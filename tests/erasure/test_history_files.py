@@ -1,7 +1,6 @@
 """Erasing from history: a table beside the log, and Parquet as the log."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -16,7 +15,6 @@ from storage.stores.object_store import StoreSettings
 from tests.agent.running import running
 from tests.erasure.conftest import Place
 from tests.erasure.reading import Row, consumed
-from tests.spark_compaction.conftest import CatalogServer
 from tests.spark_compaction.log import Sent, one, records
 from tests.spark_compaction.reading import Rows, iceberg_rows
 
@@ -26,13 +24,6 @@ UNHURRIED: dict[str, float] = {
 }  # fmt: skip
 """Spark takes its time, and must not miss a ratchet."""
 KEY = b"key-of-K-in-plain-bytes"
-
-
-@pytest.fixture
-def catalog_url(database_url: str, store_url: str, store_settings: StoreSettings) -> Iterator[str]:
-    server = CatalogServer(database_url, store_url, store_settings)
-    yield server.start()
-    server.stop()
 
 
 async def _write(place: Place, segments: int, first: int = 0) -> None:

@@ -14,8 +14,9 @@ import pytest
 from sequencer.history.history_values import RunToCompact
 from sequencer.topics.topics import Topic
 from spark_compaction.tasks import DecodedRows, decode_run
+from storage.arrow.aborted_batches import columns_of
 from storage.batches.record_batch import MOST_EMPTY_OFFSETS, empty_batch, index_batches, read_header
-from storage.identifiers import SegmentId
+from storage.identifiers import Offset, SegmentId
 from tests.agent.running import running
 from tests.compactor.builders import pending, written
 from tests.compactor.merging import coordinates, merge_everything, read_back
@@ -157,12 +158,13 @@ async def test_history_leaves_what_is_gone_out_and_goes_on(place: Place, topic: 
             from_offset=run.base_offset,
             base_offset=run.base_offset,
             last_offset=run.last_offset,
+            end_offset=Offset(run.last_offset + 1),
             segment_id=SegmentId(UUID(int=1)),
             object_key=run.object_key,
             position=run.position,
             length=run.length,
         )
-        decoded = decode_run(asked, data, partial(_part, data))
+        decoded = decode_run(asked, data, partial(_part, data), columns_of(()))
         pieces += [
             (piece.first_offset, piece.end_offset, isinstance(piece, DecodedRows)) for piece in decoded
         ]

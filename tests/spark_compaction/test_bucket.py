@@ -8,6 +8,7 @@ from pydantic import SecretStr
 
 from spark_compaction.bucket import Bucket, BucketAddress
 from storage.identifiers import ObjectKey
+from storage.segments.keys import inline_key
 from storage.stores.object_store import ObjectNotFound, StoreSettings, StoreUnavailable
 
 KEY = ObjectKey("tidelog/history/a b/file.parquet")
@@ -39,6 +40,13 @@ def test_what_was_put_is_read_back_whole_and_in_ranges(bucket: Bucket, size: int
     assert bucket.get(KEY, 10, 20) == data[10:20]
     assert bucket.get(KEY, 0, size) == data
     assert bucket.get(KEY, 5, 5) == b""
+
+
+def test_an_object_whose_key_holds_its_bytes_is_read_without_the_store(bucket: Bucket) -> None:
+    key = inline_key(b"marker")
+
+    assert bucket.get(key) == b"marker"
+    assert bucket.get(key, 1, 3) == b"ar"
 
 
 def test_a_missing_object_is_told_from_a_store_that_is_away(bucket: Bucket) -> None:

@@ -60,7 +60,7 @@ def staged(settings: CompactionSettings, begun: Begun) -> Publication:
         row_group_bytes=1 << 20,
         file_bytes=1 << 30,
     )
-    tasks = plan_tasks(begun.runs, task_bytes=1 << 30, job_bytes=1 << 30)
+    tasks = plan_tasks(begun.runs, begun.aborted, task_bytes=1 << 30, job_bytes=1 << 30)
     answers = list(run_tasks(context, task_table([(begun.job, task) for task in tasks]).to_batches()))
     verified = verify_manifest(tasks, manifest_rows([row for batch in answers for row in batch.to_pylist()]))
     table = HistoryTableFiles(address, address.open(), begun.job, begun.job.table)
@@ -236,7 +236,7 @@ async def test_a_file_that_is_not_the_one_written_is_not_published(
         row_group_bytes=1 << 20,
         file_bytes=1 << 30,
     )
-    tasks = plan_tasks(job.runs, task_bytes=1, job_bytes=1 << 30)
+    tasks = plan_tasks(job.runs, job.aborted, task_bytes=1, job_bytes=1 << 30)
     table = task_table([(job.job, task) for task in tasks])
     batches = await asyncio.to_thread(lambda: list(run_tasks(context, table.to_batches())))
     first, second = verify_manifest(

@@ -5,8 +5,7 @@ from typing import Any
 
 from confluent_kafka import TIMESTAMP_CREATE_TIME, Consumer, TopicPartition
 
-from compactor.history_log_jobs import HistoryRetentionJob, LocalRetentionJob
-from compactor.settings import HousekeeperSettings
+from compactor.history_log_jobs import HistoryRetentionJob
 from sequencer.client import Sequencer
 from spark_compaction.settings import CompactionSettings
 from spark_compaction.ttl import expire_history
@@ -15,10 +14,8 @@ from storage.batches.record_batch import Compression
 from storage.identifiers import Offset, Partition
 from storage.stores.object_store import StoreSettings
 from tests.agent.running import Running, running
-from tests.spark_compaction.log import Log, Sent, one, records, time_of
+from tests.spark_compaction.log import RETENTION, Log, Sent, drop_local, one, records, time_of
 from tests.spark_compaction.reading import compact, compact_one, iceberg_rows, written_rows
-
-JOBS = HousekeeperSettings(retention_runs_per_step=64, retention_partitions_at_once=4)
 
 
 async def test_consumers_read_the_same_before_and_after_raw_runs_give_way_to_parquet(
@@ -36,7 +33,7 @@ async def test_consumers_read_the_same_before_and_after_raw_runs_give_way_to_par
         await compact_one(small, "orders")
         await log.write("orders", one(1, *records(5, 1000)))
 
-        dropped = await _drop_local(sequencer)
+        dropped = await drop_local(sequencer)
 
         assert dropped > 0
         assert await _consumed(agent, "orders", partitions=2) == _rows(log, "orders")
@@ -62,7 +59,7 @@ async def test_any_offset_and_any_time_is_found_in_parquet(
         await log.write("orders", one(0, *timed))
     small = settings.model_copy(update={"parquet_row_group_bytes": 2048, "parquet_file_bytes": 8192})
     await compact_one(small, "orders")
-    await _drop_local(sequencer)
+    await drop_local(sequencer)
     bounds = (await sequencer.coordinates.bounds([(topic_id, Partition(0))]))[topic_id, Partition(0)]
     assert bounds.local_start_offset == 300
 
@@ -90,7 +87,7 @@ async def test_times_up_to_the_last_that_fits_are_found_in_parquet(
     await log.topic("orders", tidelog_history="log", local_retention_ms="0")
     await log.write("orders", one(0, *(Sent(timestamp_ms=timestamp_ms) for timestamp_ms in times)))
     await compact_one(settings, "orders")
-    await _drop_local(sequencer)
+    await drop_local(sequencer)
 
     async with running(database_url, store_url, store_settings=store_settings) as agent:
         consumer = _consumer(agent)
@@ -114,14 +111,14 @@ async def test_the_log_start_moves_through_history(
         await log.write("orders", one(0, *records(30, start, timestamp_ms=1_600_000_000_000 + start)))
     each_its_own = settings.model_copy(update={"parquet_file_bytes": 1, "compact_task_bytes": 1})
     await compact_one(each_its_own, "orders")
-    await _drop_local(sequencer)
+    await drop_local(sequencer)
     cutoff = time_of(1_600_000_000_050)
     assert cutoff is not None
     files = await sequencer.history.expired_files(topic_id, cutoff, 10)
     last = max(file.last_offset for file in files)
 
     await sequencer.topics.alter_config("orders", {"retention.bytes": "1"})
-    await HistoryRetentionJob(sequencer, JOBS).step(None)
+    await HistoryRetentionJob(sequencer, RETENTION).step(None)
 
     key = (topic_id, Partition(0))
     bounds = (await sequencer.coordinates.bounds([key]))[key]
@@ -183,16 +180,6 @@ async def _write_all_sorts(log: Log) -> None:
             one(0, *sent, *records(40, 100 * number), compression=compression),
             one(1, *records(30, number), append_time_ms=1_700_000_000_000 + 7 * number),
         )
-
-
-async def _drop_local(sequencer: Sequencer) -> int:
-    """Runs the job until it finds nothing."""
-    job, dropped, progress = LocalRetentionJob(sequencer, JOBS), 0, None
-    while True:
-        step = await job.step(progress)
-        dropped, progress = dropped + step.done["runs"], step.progress
-        if not step.more:
-            return dropped
 
 
 def _rows(log: Log, topic: str) -> list[tuple[Any, ...]]:

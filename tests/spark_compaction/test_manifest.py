@@ -11,7 +11,9 @@ from spark_compaction.planner import plan_tasks
 from storage.identifiers import ObjectKey, Offset, Partition
 from tests.spark_compaction.test_planner import run
 
-TASKS = plan_tasks([run(0, 0, 9, 10), run(0, 10, 19, 10), run(1, 5, 9, 10)], task_bytes=10, job_bytes=1000)
+TASKS = plan_tasks(
+    [run(0, 0, 9, 10), run(0, 10, 19, 10), run(1, 5, 9, 10)], {}, task_bytes=10, job_bytes=1000
+)
 
 
 def row(task_id: int, kind: Any, first: int, end: int, rows: int | None = None) -> ManifestRow:

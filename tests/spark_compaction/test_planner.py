@@ -17,6 +17,7 @@ def run(partition: int, base_offset: int, last_offset: int, length: int) -> RunT
         from_offset=Offset(base_offset),
         base_offset=Offset(base_offset),
         last_offset=Offset(last_offset),
+        end_offset=Offset(last_offset + 1),
         segment_id=SegmentId(UUID(int=1)),
         object_key=ObjectKey("key"),
         position=BytePosition(0),
@@ -44,7 +45,7 @@ bounds = st.integers(1, 300)
 def test_the_tasks_of_a_partition_tile_a_prefix_of_its_runs(
     runs: list[RunToCompact], task_bytes: int, job_bytes: int
 ) -> None:
-    tasks = plan_tasks(runs, task_bytes=task_bytes, job_bytes=job_bytes)
+    tasks = plan_tasks(runs, {}, task_bytes=task_bytes, job_bytes=job_bytes)
 
     assert [task.task_id for task in tasks] == list(range(len(tasks)))
     assert {task.partition for task in tasks} == {each.partition for each in runs}
@@ -61,7 +62,7 @@ def test_the_tasks_of_a_partition_tile_a_prefix_of_its_runs(
 def test_only_a_single_run_may_exceed_a_bound(
     runs: list[RunToCompact], task_bytes: int, job_bytes: int
 ) -> None:
-    tasks = plan_tasks(runs, task_bytes=task_bytes, job_bytes=job_bytes)
+    tasks = plan_tasks(runs, {}, task_bytes=task_bytes, job_bytes=job_bytes)
 
     assert all(task.size_bytes <= task_bytes or len(task.runs) == 1 for task in tasks)
     shares = len({each.partition for each in runs})
@@ -74,10 +75,10 @@ def test_only_a_single_run_may_exceed_a_bound(
 def test_a_large_job_takes_everything_and_the_same_runs_give_the_same_tasks(
     runs: list[RunToCompact], task_bytes: int
 ) -> None:
-    tasks = plan_tasks(runs, task_bytes=task_bytes, job_bytes=10**9)
+    tasks = plan_tasks(runs, {}, task_bytes=task_bytes, job_bytes=10**9)
 
     assert [each for task in tasks for each in task.runs] == runs
-    assert plan_tasks(list(runs), task_bytes=task_bytes, job_bytes=10**9) == tasks
+    assert plan_tasks(list(runs), {}, task_bytes=task_bytes, job_bytes=10**9) == tasks
 
 
 def _covered(runs: tuple[RunToCompact, ...]) -> tuple[int, int]:

@@ -1,5 +1,7 @@
 """A run's offsets come out whole: as rows, or as ranges that would not decode."""
 
+import itertools
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -8,12 +10,15 @@ import pytest
 
 from sequencer.history.history_values import RunToCompact
 from spark_compaction.tasks import DecodedRows, UndecodableRange, decode_run
+from storage.arrow.aborted_batches import AbortedTransaction, columns_of
 from storage.arrow.arrow_columns import RECORD_SCHEMA, encode_batch
 from storage.arrow.erased_batches import ErasedKeys, erase_keys
-from storage.batches.record_batch import Compression, empty_batch
-from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId
+from storage.batches.record_batch import Compression, empty_batch, marker_batch
+from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, ProducerId, SegmentId
+from tests.storage.builders import ARecord, a_batch
 
 BASE = 100
+NO_ABORTS = columns_of(())
 
 
 def batch(records: int) -> bytes:
@@ -38,6 +43,7 @@ def run(from_offset: int = BASE, last_offset: int = BASE + 9, length: int = len(
         from_offset=Offset(from_offset),
         base_offset=Offset(BASE),
         last_offset=Offset(last_offset),
+        end_offset=Offset(last_offset + 1),
         segment_id=SegmentId(UUID(int=1)),
         object_key=ObjectKey("key"),
         position=BytePosition(0),
@@ -49,7 +55,7 @@ def decoded(run: RunToCompact, data: bytes, in_store: bytes | None = None) -> li
     """The events as (kind, first offset, end offset); checks that rows carry the offsets of their event."""
     stored = data if in_store is None else in_store
     events = []
-    for event in decode_run(run, data, lambda start, end: stored[start:end]):
+    for event in decode_run(run, data, lambda start, end: stored[start:end], NO_ABORTS):
         kind = "rows" if isinstance(event, DecodedRows) else "raw"
         if isinstance(event, DecodedRows):
             assert event.rows.column("offset").to_pylist() == list(
@@ -91,7 +97,7 @@ def test_bytes_damaged_on_the_way_are_read_again() -> None:
 
 @pytest.mark.parametrize("data", [b"", DATA[:-1], flipped(8)])
 def test_a_run_that_cannot_be_walked_stays_raw_whole(data: bytes) -> None:
-    [event] = decode_run(run(from_offset=103), data, lambda start, end: data[start:end])
+    [event] = decode_run(run(from_offset=103), data, lambda start, end: data[start:end], NO_ABORTS)
 
     assert isinstance(event, UndecodableRange)
     assert (event.first_offset, event.end_offset) == (103, 110)
@@ -126,7 +132,10 @@ def test_erased_records_are_gaps_that_batches_account_for(from_offset: int) -> N
     data = _erased(_keyed(b"gone", b"a", b"gone"), _keyed(b"gone"), _keyed(b"b", b"gone"))
 
     [event] = decode_run(
-        run(from_offset=from_offset, last_offset=BASE + 5, length=len(data)), data, lambda _, __: data
+        run(from_offset=from_offset, last_offset=BASE + 5, length=len(data)),
+        data,
+        lambda _, __: data,
+        NO_ABORTS,
     )
 
     assert isinstance(event, DecodedRows)
@@ -139,9 +148,40 @@ def test_erased_records_are_gaps_that_batches_account_for(from_offset: int) -> N
 def test_an_empty_batch_that_no_erasure_left_stays_raw() -> None:
     data = _erased(_keyed(b"gone", b"a")) + empty_batch(3, -1)
 
-    events = list(decode_run(run(last_offset=BASE + 4, length=len(data)), data, lambda s, e: data[s:e]))
+    events = list(
+        decode_run(run(last_offset=BASE + 4, length=len(data)), data, lambda s, e: data[s:e], NO_ABORTS)
+    )
 
     assert [(type(each), each.first_offset, each.end_offset) for each in events] == [
         (DecodedRows, BASE, BASE + 2),
         (UndecodableRange, BASE + 2, BASE + 5),
     ]
+
+
+def test_aborted_records_and_markers_are_gaps() -> None:
+    """Producer 7 aborts offsets 102 to 106, and then commits. Producer 8 commits."""
+    aborted = columns_of([AbortedTransaction(Offset(BASE + 6), Offset(BASE + 2), ProducerId(7))])
+    batches = [
+        batch(2),
+        _of_producer(7, 2),
+        _of_producer(8, 1),
+        _of_producer(7, 1),
+        marker_batch(ProducerId(7), 0, is_commit=False, timestamp_ms=0),
+        _of_producer(7, 2),
+    ]
+    data = b"".join(batches)
+    whole = run(last_offset=BASE + 8, length=len(data))
+
+    for first, end in itertools.combinations(range(BASE, BASE + 10), 2):
+        part = replace(whole, from_offset=Offset(first), end_offset=Offset(end))
+        [event] = decode_run(part, data, lambda _, __: data, aborted)
+
+        assert isinstance(event, DecodedRows)
+        left = [BASE + offset for offset in (0, 1, 4, 7, 8) if first <= BASE + offset < end]
+        assert event.rows.column("offset").to_pylist() == left
+        assert (event.first_offset, event.end_offset) == (first, end)
+        assert event.empty_offsets == end - first - len(left)
+
+
+def _of_producer(producer_id: int, records: int) -> bytes:
+    return a_batch(*[ARecord() for _ in range(records)], attributes=0x10, producer=(producer_id, 0, 0))

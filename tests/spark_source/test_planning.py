@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from spark_source.agents import Piece
+from spark_source.agents import PartitionEnds, Piece
 from spark_source.planning import Asked, missing, next_ends, plan_reads, wanted
 from spark_source.pushed_filters import narrowed
 from spark_source.window import Window
@@ -81,19 +81,28 @@ def test_a_micro_batch_takes_what_is_allowed_and_always_something(
 
 
 @pytest.mark.parametrize(
-    ("pieces", "words"),
+    ("pieces", "ends", "words"),
     [
-        ([(10, 20)], ""),
-        ([(10, 12), (15, 20)], ""),
-        ([(12, 20)], r"lost offsets [10, 12)"),
-        ([(10, 15)], "ends before offset 15"),
-        ([], "has none of the offsets"),
+        ([(10, 20)], None, ""),
+        ([(10, 12), (15, 20)], None, ""),
+        ([(12, 20)], (12, 20), r"lost offsets [10, 12)"),
+        ([(10, 15)], (0, 15), "ends before offset 15"),
+        ([(10, 15)], None, "ends before offset 15"),
+        ([], (20, 30), "has none of the offsets"),
+        ([], None, "has none of the offsets"),
+        ([(12, 20)], (5, 20), ""),
+        ([(10, 15)], (0, 20), ""),
+        ([], (0, 30), ""),
     ],
 )
-def test_what_is_missing_at_either_end_is_said(pieces: list[tuple[int, int]], words: str) -> None:
+def test_what_is_missing_at_either_end_is_said(
+    pieces: list[tuple[int, int]], ends: tuple[int, int] | None, words: str
+) -> None:
+    """If the partition reaches further, there were only aborted records and markers."""
     asked = Asked(topic="t", partition=0, first_offset=10, end_offset=20, is_strict=True)
+    now = None if ends is None else PartitionEnds(first_offset=ends[0], end_offset=ends[1])
 
-    found = missing(asked, [a_piece(*each) for each in pieces])
+    found = missing(asked, [a_piece(*each) for each in pieces], lambda _, __: now)
 
     assert words in found
     assert bool(words) == bool(found)

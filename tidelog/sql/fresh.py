@@ -1,4 +1,4 @@
-"""The tail of a topic: the records above the end of its table, up to the high watermark.
+"""The tail of a topic: the records above the end of its table, up to the last stable offset.
 
 Read as Spark's data source reads them (`spark_source/`), without Spark, and written as one Parquet file in a
 temporary directory. For DuckDB it is one more data file of the table: any statement may scan it as often as
@@ -7,8 +7,8 @@ it needs, in bounded memory.
 Promises:
 - A record is in the table's snapshot or in the tail, never in both: the tail of a partition starts at the
   offset after the last one of the snapshot, wherever the record lies when it is read.
-- All records that were acknowledged before the tail was planned are there, unless retention or DeleteRecords
-  took them, or they do not decode. Then a line of the log says so.
+- All records that were stable before the tail was planned are there, but for those of aborted transactions,
+  and unless retention or DeleteRecords took them, or they do not decode. Then a line of the log says so.
 """
 
 import threading

@@ -15,6 +15,7 @@ from agent.http.app import create_http_app
 from agent.http.coordinates_api import pieces_of
 from agent.http.parts import HttpParts
 from sequencer.client import Sequencer
+from sequencer.commits import coordinates
 from sequencer.commits.coordinates import NOTHING, RunCoordinate
 from sequencer.history.history_values import TableFile
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, TopicId
@@ -57,7 +58,7 @@ async def log(sequencer: Sequencer, store: ObjectStore) -> Log:
 
 
 @pytest.mark.usefixtures("log")
-async def test_runs_are_named_in_pages_up_to_the_high_watermark(client: httpx.AsyncClient) -> None:
+async def test_runs_are_named_in_pages_up_to_the_end_of_the_log(client: httpx.AsyncClient) -> None:
     first = await pieces(client, limit=2)
     second = await pieces(client, limit=2, from_offset=first["next"])
 
@@ -86,6 +87,45 @@ async def test_deleted_records_are_not_named(
 
     assert found["log_start_offset"] == 15
     assert [(piece["first_offset"], piece["end_offset"]) for piece in found["pieces"]] == [(15, 20), (20, 30)]
+
+
+async def test_pages_end_where_a_transaction_is_open_and_name_those_that_were_aborted(
+    client: httpx.AsyncClient, log: Log
+) -> None:
+    aborted, still_open = await log.transaction("aborted"), await log.transaction("open")
+    await log.write_in(aborted, "orders", one(0, *records(2)))
+    await log.end(aborted, commit=False)
+    await log.write("orders", one(0, *records(1)))
+    await log.write_in(still_open, "orders", one(0, *records(1)))
+    await log.write("orders", one(0, *records(1)))
+
+    found = await pieces(client, from_offset=20)
+    before = await pieces(client, to_offset=30)
+
+    assert (found["last_stable_offset"], found["high_watermark"], found["next"]) == (34, 36, None)
+    assert [piece["end_offset"] for piece in found["pieces"]] == [30, 32, 33, 34]
+    producer_id = aborted.producer.producer_id
+    assert found["aborted"] == [{"last_offset": 32, "first_offset": 30, "producer_id": producer_id}]
+    assert before["aborted"] == []
+
+
+async def test_too_many_aborted_transactions_make_shorter_pages(
+    client: httpx.AsyncClient, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinates, "MAX_ABORTED", 2)
+    for number in range(5):
+        aborted = await log.transaction(f"{number}")
+        await log.write_in(aborted, "orders", one(0, *records(1)))
+        await log.end(aborted, commit=False)
+
+    ends: list[int] = []
+    start: int | None = 0
+    while start is not None:
+        page = await pieces(client, from_offset=start)
+        ends += [piece["end_offset"] for piece in page["pieces"]]
+        start = page["next"]
+
+    assert ends == [10, 20, *range(30, 41)]
 
 
 @pytest.mark.usefixtures("log")

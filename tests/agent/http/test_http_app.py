@@ -64,7 +64,13 @@ async def test_a_topic_is_created_described_altered_and_deleted(serve: Serve) ->
     assert altered.json()["partitions"] == 3
     assert described.json()["config"] == {"retention.bytes": "9"}
     assert described.json()["offsets"] == [
-        {"partition": number, "log_start_offset": 0, "high_watermark": 0, "history_start_offset": None}
+        {
+            "partition": number,
+            "log_start_offset": 0,
+            "high_watermark": 0,
+            "last_stable_offset": 0,
+            "history_start_offset": None,
+        }
         for number in range(3)
     ]
     assert deleted.status_code == 200

@@ -1,0 +1,85 @@
+"""Which records log compaction keeps: passes for ranges of hashes decide what one pass would."""
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from storage.arrow.arrow_schema import RECORD_SCHEMA
+from storage.arrow.latest_keys import SLOT_BYTES, LatestKeys
+from tests.support.seeds import seeds
+
+Row = tuple[bytes | None, bytes | None]
+
+
+def rows_of(rows: Sequence[Row]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(
+        [
+            {"offset": offset, "timestamp_type": 0, "key": key, "value": value, "headers": []}
+            for offset, (key, value) in enumerate(rows)
+        ],
+        RECORD_SCHEMA,
+    )
+
+
+def offsets_kept(rows: Sequence[Row], slots: int, end: int, tombstones_to: int) -> tuple[list[int], int]:
+    """The offsets that stay after all passes, and how many passes there were."""
+    latest, passes = LatestKeys(slots * SLOT_BYTES), 0
+    left = rows_of(rows)
+    while True:
+        passes += 1
+        offsets = left.column("offset").to_numpy()
+        latest.put(left.slice(0, int(np.searchsorted(offsets, end))))
+        kept, tombstone = latest.kept(left, tombstones_to=tombstones_to, end=end)
+        left = left.filter(pa.array(kept))
+        tombstones = [
+            row["offset"]
+            for row in left.to_pylist()
+            if row["offset"] < end and row["key"] is not None and row["value"] is None
+        ]
+        assert tombstone == (tombstones or [-1])[0]
+        if not latest.next_pass():
+            return [int(offset) for offset in left.column("offset").to_numpy()], passes
+
+
+def expected(rows: Sequence[Row], end: int, tombstones_to: int) -> list[int]:
+    last = {key: offset for offset, (key, _) in enumerate(rows[:end])}
+    return [
+        offset
+        for offset, (key, value) in enumerate(rows)
+        if offset >= end
+        or (key is not None and last[key] == offset and (value is not None or offset >= tombstones_to))
+    ]
+
+
+def test_all_passes_together_keep_the_latest_record_of_each_key() -> None:
+    [seed] = seeds(1)
+    chance = random.Random(seed)
+    most_passes = 0
+    for _ in range(60):
+        keys = chance.choice((5, 100, 2000))
+        rows: list[Row] = [
+            (
+                None if chance.random() < 0.02 else b"%d" % chance.randrange(keys),
+                None if chance.random() < 0.2 else b"value",
+            )
+            for _ in range(chance.randrange(2000))
+        ]
+        end = chance.randint(0, len(rows))
+        tombstones_to = chance.randint(0, end)
+
+        found, passes = offsets_kept(rows, chance.choice((16, 64, 4096)), end, tombstones_to)
+
+        assert found == expected(rows, end, tombstones_to), seed
+        most_passes = max(most_passes, passes)
+    assert most_passes >= 16
+
+
+@pytest.mark.parametrize(("keys", "most"), [(11, 1), (12, 4), (700, 256)])
+def test_a_table_takes_as_few_passes_as_its_slots_allow(keys: int, most: int) -> None:
+    rows: list[Row] = [(b"%d" % key, b"") for key in range(keys)]
+    found, passes = offsets_kept(rows, 16, keys, 0)
+    assert len(found) == keys
+    assert keys / 11 <= passes <= most
