@@ -72,6 +72,7 @@ STREAMS: Mapping[str, str] = {
     "main.consumer.heartbeat.interval.ms": "1000",
 }
 STORES = ("counts", "numbers", "windows")
+_REFUSED = "does not support the STREAMS group protocol"
 _MODULES = Path(support.__file__).with_name("kafka_streams.xml")
 _SOURCE = Path(__file__).with_name("WordCounts.java")
 
@@ -387,14 +388,6 @@ def application(
         yield Application(streams, stack, stack_directory / "instances", started)
 
 
-REFUSED = (
-    pytest.param({"group_protocol": "streams"}, "does not support the STREAMS group protocol", id="kip-1071"),
-    pytest.param(
-        {"processing_guarantee": "exactly_once_v2"}, "transactions are not available here", id="exactly-once"
-    ),
-)
-
-
 @tried(
     "kafka-streams",
     "stores restored from compacted changelogs",
@@ -453,15 +446,14 @@ def test_stores_outlive_instances_and_an_agent_while_their_changelogs_are_cleane
     outputs.close()
 
 
-@pytest.mark.parametrize(("settings", "reason"), REFUSED)
-def test_users_of_streams_read_what_is_not_available(
-    streams: Java, running: Stack, stack_directory: Path, settings: dict[str, str], reason: str
+def test_users_of_streams_read_that_their_rebalance_protocol_is_not_available(
+    streams: Java, running: Stack, stack_directory: Path
 ) -> None:
     with ExitStack() as started:
         application = Application(streams, running, stack_directory / "instances", started)
 
-        instance = application.start("refused", **settings)
+        instance = application.start("refused", group_protocol="streams")
         until = time.monotonic() + PATIENCE_S
-        while not (reason in instance.said() and "PENDING_ERROR" in instance.states()):
+        while not (_REFUSED in instance.said() and "PENDING_ERROR" in instance.states()):
             assert time.monotonic() < until, instance.said()[-4000:]
             time.sleep(0.1)
