@@ -55,6 +55,7 @@ STREAMS = (
     "repartition topics, records deleted",
     "an instance dies",
     "an agent dies",
+    "exactly once",
     "the streams rebalance protocol (KIP-1071)",
 )
 """What is asked of Kafka Streams, which is a library over the Java client."""
