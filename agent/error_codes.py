@@ -272,19 +272,3 @@ PENDING_OFFSETS_CODES: Final[Mapping[OffsetVerdict, ErrorCode]] = {
     OffsetVerdict.NOT_IN_TRANSACTION: ErrorCode.invalid_txn_state,
 }
 """For TxnOffsetCommit, whose clients know no stale member epoch."""
-
-
-# Where transactions are off, a transactional producer gets a code that it takes as final, so that it stops
-# at its first call and does not retry for ever. That call is FindCoordinator, which has room for a message:
-# - From version 4 on (Java, franz-go), clients show that message, or the code's own text, for all codes but a
-#   few. They take those few for a missing authorization.
-# - Clients of older versions (librdkafka, KafkaJS) stop only at a missing authorization. librdkafka shows the
-#   message.
-
-TRANSACTIONS_REFUSED_CODE: Final = ErrorCode.transactional_id_authorization_failed
-NO_TRANSACTIONS_CODE: Final = ErrorCode.unsupported_version
-"""For FindCoordinator from version 4 on."""
-TRANSACTIONS_REFUSED: Final = (
-    "transactions are not available here: configure the producer without a transactional id, or the agents "
-    "with TIDELOG_TRANSACTIONS=true"
-)

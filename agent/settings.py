@@ -138,10 +138,6 @@ class AgentSettings(Settings):
     """The most partitions in one answer to DescribeTopicPartitions (Kafka's
     max.request.partition.size.limit). Further ones are paged.
     """
-    transactions: bool = False
-    """Serve transactions. They work for producers and consumers, but not yet with the commit journal, tables
-    and log compaction (docs/design/transactions.md#not-yet). Without it, transactional ids are refused.
-    """
     list_transactions_limit: int = Field(default=100_000, ge=1_000)
     """The most transactional ids that one ListTransactions looks at."""
     transaction_max_timeout_s: float = Field(default=900.0, gt=0, le=2_000_000)

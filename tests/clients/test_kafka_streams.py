@@ -1,11 +1,12 @@
-"""Kafka Streams, at least once: stores whose changelogs agents clean while instances die and restore them.
+"""Kafka Streams, at least once and exactly once: stores whose changelogs agents clean while instances die and
+restore them.
 
 Promises that a wrong result cannot come from the test's own timing:
 
 - `numbers` collects which sentences had a word. A sentence that is processed again changes nothing, so it is
   exact at any time that all is processed.
-- Counts are exact until something is killed. A sentence that is processed again counts again, so they are
-  never too small after that.
+- Counts are exact until something is killed. At least once, a sentence that is processed again counts again,
+  so they are never too small after that. Exactly once, they stay exact, for consumers of committed data.
 """
 
 import shutil
@@ -53,6 +54,7 @@ AGENTS: Mapping[str, str] = {
     "TIDELOG_CLEAN_LEASE_S": "3",
     # Nothing is cleaned until the bucket of a new database was watched for a while.
     "TIDELOG_OWNERSHIP_RATCHET_S": "3",
+    "TIDELOG_TRANSACTION_TIMEOUT_INTERVAL_S": "0.5",
 }
 _SERDES = "org.apache.kafka.common.serialization.Serdes$StringSerde"
 _IN_MEMORY = "org.apache.kafka.streams.state.BuiltInDslStoreSuppliers$InMemoryDslStoreSuppliers"
@@ -71,7 +73,13 @@ STREAMS: Mapping[str, str] = {
     "main.consumer.session.timeout.ms": "10000",
     "main.consumer.heartbeat.interval.ms": "1000",
 }
+EXACTLY_ONCE: Mapping[str, str] = {
+    "processing_guarantee": "exactly_once_v2",
+    # The transaction of an instance that is killed stays open for so long.
+    "producer_transaction_timeout_ms": "5000",
+}
 STORES = ("counts", "numbers", "windows")
+_REFUSED = "does not support the STREAMS group protocol"
 _MODULES = Path(support.__file__).with_name("kafka_streams.xml")
 _SOURCE = Path(__file__).with_name("WordCounts.java")
 
@@ -315,17 +323,20 @@ class Application:
         return [start for start, _ in found], [end for _, end in found]
 
     def read(self, topic: str) -> Records:
-        """What is there now, each partition in order."""
-        _, ends = self.bounds(topic)
-        consumer = Consumer({**_reading(self.servers), "auto.offset.reset": "earliest"})
-        partitions = [TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)]
-        consumer.assign(partitions)
+        """What is there now and committed, each partition in order."""
+        settings = {"auto.offset.reset": "earliest", "enable.partition.eof": True}
+        consumer = Consumer({**_reading(self.servers), **settings})
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
         records: Records = []
+        at_end: set[int | None] = set()
         until = time.monotonic() + PATIENCE_S
-        while any(p.offset < ends[p.partition] for p in consumer.position(partitions)):
-            assert time.monotonic() < until, f"{topic} was not read to {ends}"
+        while len(at_end) < PARTITIONS:
+            assert time.monotonic() < until, f"{topic} was read to the end only in {at_end}"
             for message in consumer.consume(500, 0.2):
                 error, key = message.error(), message.key()
+                if error is not None and error.code() == KafkaError._PARTITION_EOF:
+                    at_end.add(message.partition())
+                    continue
                 if error is not None:
                     assert error.retriable() or error.code() in _AWAY, error
                     continue
@@ -387,14 +398,6 @@ def application(
         yield Application(streams, stack, stack_directory / "instances", started)
 
 
-REFUSED = (
-    pytest.param({"group_protocol": "streams"}, "does not support the STREAMS group protocol", id="kip-1071"),
-    pytest.param(
-        {"processing_guarantee": "exactly_once_v2"}, "transactions are not available here", id="exactly-once"
-    ),
-)
-
-
 @tried(
     "kafka-streams",
     "stores restored from compacted changelogs",
@@ -453,15 +456,57 @@ def test_stores_outlive_instances_and_an_agent_while_their_changelogs_are_cleane
     outputs.close()
 
 
-@pytest.mark.parametrize(("settings", "reason"), REFUSED)
-def test_users_of_streams_read_what_is_not_available(
-    streams: Java, running: Stack, stack_directory: Path, settings: dict[str, str], reason: str
+@tried("kafka-streams", "exactly once")
+@pytest.mark.timeout(600)
+def test_each_sentence_counts_once_although_instances_and_an_agent_die(
+    application: Application,
+) -> None:
+    [seed] = seeds(1)
+    first = application.start("first", **EXACTLY_ONCE)
+    second = application.start("second", **EXACTLY_ONCE)
+    first.wait_until_running()
+    second.wait_until_running()
+    writer = Writer(application.servers, application.sentences, seed)
+    outputs = Outputs(application.servers, application.outputs)
+    writer.write(120)
+    outputs.wait_for(writer.expected())
+    assert outputs.last == writer.expected()
+
+    with load(writer):
+        first.kill()
+        third = application.start("third", **EXACTLY_ONCE)
+        third.wait_until_running()
+        outputs.wait_for(writer.expected_after_more())
+
+        application.kill_and_restart_an_agent(Random(seed).randrange(2))
+        outputs.wait_for(writer.expected_after_more())
+
+        second.kill()
+        outputs.wait_for(writer.expected_after_more())
+    writer.write(120)
+    outputs.wait_for(writer.expected())
+    third.kill()
+
+    # All tasks restore their stores, and go on with what the dead ones have committed.
+    fourth = application.start("fourth", **EXACTLY_ONCE)
+    writer.write(120)
+    outputs.wait_for(writer.expected())
+    expected, taken = writer.expected(), fourth.restored("restored")
+    assert outputs.last.counts - expected.counts == Counter()
+    assert outputs.last == expected
+    assert application.changelog_of_numbers() == expected.numbers
+    assert all(taken[store] >= len(WORDS) for store in STORES), taken
+    outputs.close()
+
+
+def test_users_of_streams_read_that_their_rebalance_protocol_is_not_available(
+    streams: Java, running: Stack, stack_directory: Path
 ) -> None:
     with ExitStack() as started:
         application = Application(streams, running, stack_directory / "instances", started)
 
-        instance = application.start("refused", **settings)
+        instance = application.start("refused", group_protocol="streams")
         until = time.monotonic() + PATIENCE_S
-        while not (reason in instance.said() and "PENDING_ERROR" in instance.states()):
+        while not (_REFUSED in instance.said() and "PENDING_ERROR" in instance.states()):
             assert time.monotonic() < until, instance.said()[-4000:]
             time.sleep(0.1)

@@ -19,8 +19,8 @@ TIMEOUT_S = 30.0
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Two agents in zones a and b that serve transactions."""
-    environment = {"TIDELOG_TRANSACTIONS": "true", "TIDELOG_TRANSACTION_TIMEOUT_INTERVAL_S": "0.3"}
+    """Two agents in zones a and b that soon abort a transaction whose timeout is over."""
+    environment = {"TIDELOG_TRANSACTION_TIMEOUT_INTERVAL_S": "0.3"}
     folder = tmp_path_factory.mktemp("transactions")
     with Stack(
         StackSettings(environment=HERE, data_dir=folder / "stack", agent_environment=environment)

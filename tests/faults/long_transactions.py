@@ -46,7 +46,6 @@ def main() -> int:
             agents=2,
             agent_environment={
                 **LEASES,
-                "TIDELOG_TRANSACTIONS": "true",
                 "TIDELOG_TRANSACTION_TIMEOUT_INTERVAL_S": "0.5",
             },
         )

@@ -2,7 +2,7 @@
 
 The coordinator of a group or of a transactional id is the ring's choice among all agents. Behind one address,
 that address is named. Any agent carries out the steps of any transaction: the choice only spreads the load.
-Refused, with a message: share groups, and transactional ids unless TIDELOG_TRANSACTIONS is set.
+Refused, with a message: share groups.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,12 @@ from kio.schema.find_coordinator.v6.response import Coordinator, FindCoordinator
 from kio.schema.types import BrokerId
 from kio.static.primitive import i32
 
-from agent.error_codes import NO_TRANSACTIONS_CODE, TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_CODE
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.routing import UsesRouting, coordinator_of
 
 _GROUP: Final = 0
-_TRANSACTION: Final = 1
-_KINDS: Final = {_GROUP: "group", _TRANSACTION: "transaction"}
+_KINDS: Final = {_GROUP: "group", 1: "transaction"}
 _FIRST_BATCHED_VERSION: Final = 4
 
 
@@ -67,11 +65,6 @@ async def handle(
 
 
 def _find(key: str, key_type: int, context: RequestContext[UsesRouting]) -> Coordinator:
-    if key_type == _TRANSACTION and not context.settings.transactions:
-        is_batched = context.api_version >= _FIRST_BATCHED_VERSION
-        return _refused(
-            key, NO_TRANSACTIONS_CODE if is_batched else TRANSACTIONS_REFUSED_CODE, TRANSACTIONS_REFUSED
-        )
     kind = _KINDS.get(key_type)
     if kind is None:
         return _refused(key, ErrorCode.invalid_request, f"coordinators of key type {key_type} are not served")

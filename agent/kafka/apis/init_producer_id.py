@@ -2,8 +2,7 @@
 epoch; KIP-588: a fenced producer is told from an old one).
 
 With a transactional id, earlier producers of that id are fenced, and their open transaction is aborted at
-once. Refused: a transaction timeout above TIDELOG_TRANSACTION_MAX_TIMEOUT_S; any transactional id unless
-TIDELOG_TRANSACTIONS is set.
+once. Refused: a transaction timeout above TIDELOG_TRANSACTION_MAX_TIMEOUT_S.
 """
 
 from datetime import timedelta
@@ -15,7 +14,7 @@ from kio.schema.init_producer_id.v5.response import InitProducerIdResponse
 from kio.schema.types import ProducerId
 from kio.static.primitive import i16
 
-from agent.error_codes import TRANSACTIONS_REFUSED_CODE, transaction_code
+from agent.error_codes import transaction_code
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.transactions import AWAY, can_be_transactional_id
@@ -58,8 +57,6 @@ async def handle(request: InitProducerIdRequest, context: RequestContext[_Uses])
 async def _initialize_transactions(
     request: InitProducerIdRequest, asked: ProducerIdentity, context: RequestContext[_Uses]
 ) -> InitProducerIdResponse:
-    if not context.settings.transactions:
-        return _refused(TRANSACTIONS_REFUSED_CODE)
     if not can_be_transactional_id(request.transactional_id):
         return _refused(ErrorCode.invalid_request)
     assert request.transactional_id is not None

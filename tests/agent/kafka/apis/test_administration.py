@@ -3,6 +3,7 @@ FindCoordinator and InitProducerId.
 """
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -148,7 +149,7 @@ async def test_describe_cluster(agent: Running, wire: Wire, version: int) -> Non
 
 
 @pytest.mark.parametrize("version", range(7))
-async def test_find_coordinator_names_the_agent_for_groups_and_refuses_transactions(
+async def test_find_coordinator_names_the_agent_for_groups_and_transactions(
     agent: Running, wire: Wire, version: int
 ) -> None:
     async def find(key_type: int) -> Any:
@@ -158,12 +159,8 @@ async def test_find_coordinator_names_the_agent_for_groups_and_refuses_transacti
     group = await find(0)
     assert (group.error_code, group.port) == (ErrorCode.none, agent.app.kafka_port)
     if version >= 1:
-        refused = await find(1)
-        final = (
-            ErrorCode.unsupported_version if version >= 4 else ErrorCode.transactional_id_authorization_failed
-        )
-        assert refused.error_code is final
-        assert "transaction" in refused.error_message
+        transaction = await find(1)
+        assert (transaction.error_code, transaction.port) == (ErrorCode.none, agent.app.kafka_port)
         assert (await find(2)).error_code is ErrorCode.invalid_request
 
 
@@ -174,11 +171,14 @@ async def test_init_producer_id(wire: Wire, version: int) -> None:
         return await wire.ask(request(22, version, **given))
 
     first, second = await init(), await init()
-    refused = await init(transactional_id="tx")
+    name = f"tx-{version}"
+    transactional = await init(transactional_id=name, transaction_timeout=timedelta(minutes=1))
+    too_long = await init(transactional_id=name, transaction_timeout=timedelta(minutes=16))
 
     assert first.producer_id != second.producer_id
     assert (first.error_code, first.producer_epoch) == (ErrorCode.none, 0)
-    assert (refused.error_code, refused.producer_id) == (ErrorCode.transactional_id_authorization_failed, -1)
+    assert (transactional.error_code, transactional.producer_epoch) == (ErrorCode.none, 0)
+    assert (too_long.error_code, too_long.producer_id) == (ErrorCode.invalid_transaction_timeout, -1)
     if version >= 3:
         bumped = await init(producer_id=first.producer_id, producer_epoch=0)
         assert (bumped.producer_id, bumped.producer_epoch) == (first.producer_id, 1)

@@ -211,7 +211,7 @@ async def test_no_leader_is_ever_elected(wire: Wire, version: int) -> None:
         assert (await elect(topics, kind=7)).error_code is ErrorCode.invalid_request
 
 
-async def test_there_are_no_transactions(wire: Wire) -> None:
+async def test_transactions_that_are_unknown_are_not_described(wire: Wire) -> None:
     described = await wire.ask(request(65, 0, transactional_ids=("tx", "")))
 
     assert [found.error_code for found in described.transaction_states] == [
