@@ -44,10 +44,7 @@ def main() -> int:
             environment=HERE,
             data_dir=Path(folder),
             agents=2,
-            agent_environment={
-                **LEASES,
-                "TIDELOG_TRANSACTION_TIMEOUT_INTERVAL_S": "0.5",
-            },
+            agent_environment={**LEASES, "TIDELOG_TRANSACTION_TIMEOUT_INTERVAL_S": "0.5"},
         )
         with Stack(settings) as stack:
             found = _run(stack, options, chance, console)

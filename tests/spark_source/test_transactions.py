@@ -25,9 +25,7 @@ Source = Callable[..., TidelogSource]
 
 @pytest.fixture(scope="module")
 def stack(module_directory: Path) -> Iterator[Stack]:
-    folder, environment = module_directory / "stack", {"TIDELOG_TRANSACTIONS": "true"}
-    settings = StackSettings(environment=HERE, data_dir=folder, agent_environment=environment)
-    with Stack(settings) as stack:
+    with Stack(StackSettings(environment=HERE, data_dir=module_directory / "stack")) as stack:
         yield stack
 
 
