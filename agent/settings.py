@@ -139,7 +139,7 @@ class AgentSettings(Settings):
     max.request.partition.size.limit). Further ones are paged.
     """
     transactions: bool = False
-    """Serve transactions. They work for producers and consumers, but not yet with the commit journal, tables
+    """Serve transactions. They work for producers, consumers and tables, but not yet with the commit journal
     and log compaction (docs/design/transactions.md#not-yet). Without it, transactional ids are refused.
     """
     list_transactions_limit: int = Field(default=100_000, ge=1_000)
