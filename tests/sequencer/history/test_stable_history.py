@@ -16,6 +16,7 @@ from sequencer.history.history_values import (
 )
 from storage.identifiers import Offset, Partition
 from tests.sequencer.commits.test_transactions import a_producer, a_topic, end, look, plain, write
+from tests.sequencer.plans import generic_plan, pages_touched
 
 
 async def begin(sequencer: Sequencer, key: PartitionKey, ends: Ends | None = None) -> Begun:
@@ -139,3 +140,31 @@ async def test_a_partition_whose_open_transaction_spanned_too_many_aborted_ones_
     assert {run.partition for run in begun.runs} == {0}
     assert begun.runs[-1].end_offset == 12
     assert len(begun.aborted[Partition(0)]) == 5
+
+
+async def test_a_job_costs_what_it_takes_and_not_what_the_log_has(sequencer: Sequencer) -> None:
+    [key] = await a_topic(sequencer, 1)
+    await abort_some(sequencer, key, 10)
+    asked = {
+        "topic_id": key[0],
+        "partitions": [0],
+        "ends": [1 << 62],
+        "runs_per_partition": 10,
+        "max_aborted": 1000,
+    }
+    async with sequencer.database.connection() as connection:
+        few = pages_touched(await generic_plan(connection, history.SQL["runs_to_compact"], asked))
+        await connection.execute(
+            "INSERT INTO runs SELECT r.topic_id, r.partition, 100 + n, 100 + n, r.segment_id, 0, r.length,"
+            " r.format, -1, -1, -1 FROM runs AS r, generate_series(1, 20000) AS n WHERE r.base_offset = 1"
+        )
+        await connection.execute(
+            "INSERT INTO aborted_transactions"
+            " SELECT topic_id, partition, 100 + n, 99 + n, producer_id, 101 + n"
+            " FROM aborted_transactions, generate_series(1, 100000) AS n WHERE last_offset = 1"
+        )
+        await connection.execute("UPDATE partitions SET high_watermark = 100101")
+        await connection.execute("ANALYZE")
+        many = pages_touched(await generic_plan(connection, history.SQL["runs_to_compact"], asked))
+
+    assert many <= few + 20
