@@ -3,9 +3,12 @@ and transactions.
 """
 
 import json
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import confluent_kafka
+import pytest
 
 from tests.clients.conftest import NewTopic
 from tests.support.java import Java, JavaFailed
@@ -61,16 +64,118 @@ def test_tools_say_that_replicas_are_never_moved(
     assert "No partition reassignments found" in java.tool(_REASSIGN, *by, "--list")
 
 
-def test_tools_say_that_there_is_no_leader_to_elect_and_no_transaction(
-    java: Java, new_topic: NewTopic, zone_a: str
-) -> None:
+def test_tools_say_that_there_is_no_leader_to_elect(java: Java, new_topic: NewTopic, zone_a: str) -> None:
     topic, by = new_topic(1), ("--bootstrap-server", zone_a)
     election = ("--election-type", "preferred", "--topic", topic, "--partition", "0")
 
     assert "already elected" in java.tool("LeaderElectionCommand", *by, *election)
-    assert java.tool("TransactionsCommand", *by, "list").split() == [
-        "TransactionalId",
-        "Coordinator",
-        "ProducerId",
-        "TransactionState",
-    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transactions:
+    """`kafka-transactions` on one agent."""
+
+    java: Java
+    servers: str
+
+    def run(self, *arguments: str) -> list[list[str]]:
+        """The rows of the table that it prints, without the header."""
+        printed = self.java.tool("TransactionsCommand", "--bootstrap-server", self.servers, *arguments)
+        rows = [line.removesuffix("\t").split("\t") for line in printed.splitlines()[1:]]
+        return [[cell.strip() for cell in row] for row in rows]
+
+    def described(self, transactional_id: str) -> dict[str, str]:
+        (row,) = self.run("describe", "--transactional-id", transactional_id)
+        names = (
+            "coordinator",
+            "id",
+            "producer",
+            "epoch",
+            "state",
+            "timeout",
+            "start",
+            "duration",
+            "partitions",
+        )
+        return dict(zip(names, row, strict=True))
+
+
+@pytest.fixture
+def transactions(java: Java, zone_a: str) -> Transactions:
+    return Transactions(java=java, servers=zone_a)
+
+
+def _open_transaction(servers: str, topic: str, partitions: int = 1) -> confluent_kafka.Producer:
+    """One record in each partition, an hour old. The transactional id is that of the topic."""
+    producer = confluent_kafka.Producer({"bootstrap.servers": servers, "transactional.id": topic})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    for partition in range(partitions):
+        an_hour_ago_ms = time.time_ns() // 1_000_000 - 3_600_000
+        producer.produce(topic, value=b"open", partition=partition, timestamp=an_hour_ago_ms)
+    assert producer.flush(60) == 0
+    return producer
+
+
+def test_transactions_command_describes_an_open_transaction_and_its_producer(
+    transactions: Transactions, new_topic: NewTopic, zone_a: str
+) -> None:
+    topic = new_topic(2)
+    producer = _open_transaction(zone_a, topic, partitions=2)
+
+    (listed,) = [row for row in transactions.run("list") if row[0] == topic]
+    described = transactions.described(topic)
+    (active,) = transactions.run("describe-producers", "--topic", topic, "--partition", "1")
+
+    assert listed[3] == described["state"] == "Ongoing"
+    assert listed[2] == described["producer"] == active[0]
+    assert described["epoch"] == active[1]
+    assert sorted(described["partitions"].split(",")) == [f"{topic}-0", f"{topic}-1"]
+    assert int(described["duration"]) >= 0
+    assert active[-1] == "0"
+
+    producer.commit_transaction(60)
+    described = transactions.described(topic)
+    (active,) = transactions.run("describe-producers", "--topic", topic, "--partition", "1")
+    assert described["state"] == "CompleteCommit"
+    assert described["start"] == described["duration"] == active[-1] == "None"
+    assert described["partitions"] == ""
+
+
+def test_transactions_command_finds_no_hanging_transaction_in_an_open_one(
+    transactions: Transactions, new_topic: NewTopic, zone_a: str
+) -> None:
+    """Its record is older than the 15 minutes that the tool takes as the longest timeout."""
+    topic = new_topic(1)
+    producer = _open_transaction(zone_a, topic)
+
+    assert transactions.run("find-hanging", "--topic", topic) == []
+
+    producer.abort_transaction(60)
+
+
+def test_transactions_command_aborts_what_an_administrator_names(
+    transactions: Transactions, new_topic: NewTopic, zone_a: str
+) -> None:
+    def by_offset(topic: str) -> tuple[str, ...]:
+        return ("abort", "--topic", topic, "--partition", "0", "--start-offset", "0")
+
+    def by_producer(topic: str) -> tuple[str, ...]:
+        found = transactions.described(topic)
+        named = ("--producer-id", found["producer"], "--producer-epoch", found["epoch"])
+        return ("abort", "--topic", topic, "--partition", "0", *named, "--coordinator-epoch", "0")
+
+    def by_id(topic: str) -> tuple[str, ...]:
+        return ("forceTerminateTransaction", "--transactionalId", topic)
+
+    # Kafka's own step by id gives the id to a new producer, whose state is `Empty`.
+    for naming, state in ((by_offset, "CompleteAbort"), (by_producer, "CompleteAbort"), (by_id, "Empty")):
+        topic = new_topic(2)
+        producer = _open_transaction(zone_a, topic, partitions=2)
+
+        transactions.run(*naming(topic))
+
+        described = transactions.described(topic)
+        assert (described["state"], described["partitions"]) == (state, ""), naming
+        with pytest.raises(confluent_kafka.KafkaException):
+            producer.commit_transaction(60)

@@ -1,18 +1,18 @@
-"""Kafka API 65, DescribeTransactions, v0 (KIP-664)."""
+"""Kafka API 65, DescribeTransactions, v0 (KIP-664).
+
+The start is when the open transaction's first partition or group was added, and -1 if none is open.
+"""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 
 from kio.schema.describe_transactions.v0.request import DescribeTransactionsRequest
-from kio.schema.describe_transactions.v0.response import (
-    DescribeTransactionsResponse,
-    TopicData,
-    TransactionState,
-)
+from kio.schema.describe_transactions.v0.response import TopicData
 from kio.schema.errors import ErrorCode
 from kio.schema.types import ProducerId, TopicName, TransactionalId
-from kio.static.primitive import TZAware, i16, i32, i32Timedelta
+from kio.static.primitive import i16, i32, i32Timedelta
 
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
@@ -28,12 +28,31 @@ class _Uses(UsesSequencer, UsesTopics, Protocol):
 
 
 _NO_TIME: Final = i32Timedelta.parse(timedelta(0))
-_NEVER: Final = TZAware.parse(datetime.fromtimestamp(0, UTC))
+_UNKNOWN: Final = datetime.fromtimestamp(0, UTC)
+_NOT_OPEN: Final = datetime.fromtimestamp(-0.001, UTC)
 
 
-async def handle(
-    request: DescribeTransactionsRequest, context: RequestContext[_Uses]
-) -> DescribeTransactionsResponse:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _State:
+    """kio's `TransactionState` with any start: kio's type of times takes whole seconds from 1970 on only."""
+
+    error_code: ErrorCode
+    transactional_id: TransactionalId
+    transaction_state: str
+    transaction_timeout: i32Timedelta
+    transaction_start_time: datetime
+    producer_id: ProducerId
+    producer_epoch: i16
+    topics: tuple[TopicData, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Response:
+    throttle_time: i32Timedelta = NO_THROTTLE
+    transaction_states: tuple[_State, ...]
+
+
+async def handle(request: DescribeTransactionsRequest, context: RequestContext[_Uses]) -> _Response:
     failure: ErrorCode = ErrorCode.transactional_id_not_found
     found: dict[str, TransactionDescription] = {}
     topics: Mapping[TopicId, Topic] = {}
@@ -45,8 +64,7 @@ async def handle(
         )
     except AWAY:
         failure, found = ErrorCode.coordinator_not_available, {}
-    return DescribeTransactionsResponse(
-        throttle_time=NO_THROTTLE,
+    return _Response(
         transaction_states=tuple(
             _described(found[name], topics) if name in found else _missing(name, failure)
             for name in request.transactional_ids
@@ -54,15 +72,15 @@ async def handle(
     )
 
 
-def _described(found: TransactionDescription, topics: Mapping[TopicId, Topic]) -> TransactionState:
+def _described(found: TransactionDescription, topics: Mapping[TopicId, Topic]) -> _State:
     by_topic: dict[str, list[i32]] = {}
     for topic_id, partition in found.partitions:
         if topic_id in topics:
             by_topic.setdefault(topics[topic_id].name, []).append(i32(partition))
-    started = _NEVER
+    started = _NOT_OPEN
     if found.started_ms is not None:
-        started = TZAware.parse(datetime.fromtimestamp(found.started_ms / 1000, UTC))
-    return TransactionState(
+        started = datetime.fromtimestamp(found.started_ms / 1000, UTC)
+    return _State(
         error_code=ErrorCode.none,
         transactional_id=TransactionalId(found.producer.transactional_id),
         transaction_state=state_of(found.last_end, is_open=found.started_ms is not None),
@@ -77,13 +95,13 @@ def _described(found: TransactionDescription, topics: Mapping[TopicId, Topic]) -
     )
 
 
-def _missing(transactional_id: TransactionalId, failure: ErrorCode) -> TransactionState:
-    return TransactionState(
+def _missing(transactional_id: TransactionalId, failure: ErrorCode) -> _State:
+    return _State(
         error_code=failure if transactional_id else ErrorCode.invalid_request,
         transactional_id=transactional_id,
         transaction_state="",
         transaction_timeout=_NO_TIME,
-        transaction_start_time=_NEVER,
+        transaction_start_time=_UNKNOWN,
         producer_id=ProducerId(-1),
         producer_epoch=i16(-1),
         topics=(),

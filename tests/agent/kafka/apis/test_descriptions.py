@@ -2,6 +2,7 @@
 Kafka moves replicas or runs transactions, by hand.
 """
 
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -211,6 +212,33 @@ async def test_no_leader_is_ever_elected(wire: Wire, version: int) -> None:
         assert (await elect(topics, kind=7)).error_code is ErrorCode.invalid_request
 
 
+async def test_an_open_transaction_is_described_with_its_start_and_partitions(wire: Wire) -> None:
+    await create(wire, "in-transaction", num_partitions=3)
+    before_ms = time.time_ns() // 1_000_000
+    for number in range(3):
+        name = f"open-{number}"
+        new = {"transaction_timeout": TIMEOUT, "producer_id": -1, "producer_epoch": -1}
+        given = await wire.ask(request(22, 4, transactional_id=name, **new))
+        values = {
+            "transactional_id": name,
+            "producer_id": given.producer_id,
+            "producer_epoch": given.producer_epoch,
+            "topics": [{"name": "in-transaction", "partitions": (2, 0)}],
+        }
+        added = await wire.ask(request(24, 3, **{f"v3_and_below_{key}": of for key, of in values.items()}))
+        assert {
+            part.partition_error_code for part in added.results_by_topic_v3_and_below[0].results_by_partition
+        } == {ErrorCode.none}
+
+        [found] = (await wire.ask(request(65, 0, transactional_ids=(name,)))).transaction_states
+
+        assert (found.error_code, found.transaction_state) == (ErrorCode.none, "Ongoing")
+        assert (found.producer_id, found.producer_epoch) == (given.producer_id, given.producer_epoch)
+        assert [(topic.topic, topic.partitions) for topic in found.topics] == [("in-transaction", (0, 2))]
+        started_ms = found.transaction_start_time.timestamp() * 1000
+        assert before_ms - 1000 < started_ms < time.time_ns() // 1_000_000 + 1000
+
+
 async def test_transactions_that_are_unknown_are_not_described(wire: Wire) -> None:
     described = await wire.ask(request(65, 0, transactional_ids=("tx", "")))
 
@@ -219,7 +247,7 @@ async def test_transactions_that_are_unknown_are_not_described(wire: Wire) -> No
         ErrorCode.invalid_request,
     ]
     for version in range(3):
-        filters = {"state_filters": ("Ongoing", "Sleeping"), "producer_id_filters": (), "duration_filter": -1}
+        filters = {"state_filters": ("Dead", "Sleeping"), "producer_id_filters": (), "duration_filter": -1}
         listed = await wire.ask(request(66, version, **filters, transactional_id_pattern="t.*"))
         assert (listed.error_code, listed.transaction_states) == (ErrorCode.none, ())
         assert listed.unknown_state_filters == ("Sleeping",)
