@@ -59,6 +59,7 @@ STREAMS = (
     "an instance dies",
     "an agent dies",
     "exactly once",
+    "application reset",
     "the streams rebalance protocol (KIP-1071)",
 )
 """What is asked of Kafka Streams, which is a library over the Java client."""
