@@ -13,8 +13,10 @@ import java.util.Properties;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
+import org.apache.kafka.clients.consumer.ConsumerGroupMetadata;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
+import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.clients.consumer.OffsetAndTimestamp;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
@@ -32,13 +34,15 @@ import org.apache.kafka.common.serialization.ByteArraySerializer;
  *   produce TOPIC [property=value ...]   in: partition, timestamp or "-", key, value, headers; out: offset or "!" and the error
  *   consume TOPIC,... [property=value ...]   assigns every partition and reads to the ends found at the start;
  *       out: topic, partition, offset, timestamp, timestamp type, key, value, headers
+ *   transact TOPIC SOURCE GROUP [property=value ...]   in: one transaction a line: "commit" or "abort", the offset of the group
+ *       in partition 0 of the source or "-", and partition:value of each record, with commas between
  *   times TOPIC TIMESTAMP,... [property=value ...]   out: timestamp, offset and timestamp found, or "-"; of partition 0
  */
 public final class LogClient {
     private static final Duration DEADLINE = Duration.ofSeconds(45);
 
     public static void main(String[] arguments) throws Exception {
-        int properties = arguments[0].equals("times") ? 3 : 2;
+        int properties = Map.of("times", 3, "transact", 4).getOrDefault(arguments[0], 2);
         Properties settings = new Properties();
         for (int i = properties; i < arguments.length; i++) {
             String[] setting = arguments[i].split("=", 2);
@@ -48,6 +52,7 @@ public final class LogClient {
         switch (arguments[0]) {
             case "produce" -> produce(arguments[1], settings, out);
             case "consume" -> consume(arguments[1].split(","), settings, out);
+            case "transact" -> transact(arguments[1], arguments[2], arguments[3], settings);
             case "times" -> times(arguments[1], arguments[2].split(","), settings, out);
             default -> throw new IllegalArgumentException(arguments[0]);
         }
@@ -91,6 +96,32 @@ public final class LogClient {
                 }
                 for (ConsumerRecord<byte[], byte[]> record : consumer.poll(Duration.ofMillis(200))) {
                     print(record, out);
+                }
+            }
+        }
+    }
+
+    private static void transact(String topic, String source, String group, Properties settings) throws Exception {
+        BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        try (var producer = new KafkaProducer<>(settings, new ByteArraySerializer(), new ByteArraySerializer())) {
+            producer.initTransactions();
+            for (String line = in.readLine(); line != null; line = in.readLine()) {
+                String[] fields = line.split("\t", -1);
+                producer.beginTransaction();
+                for (String record : fields[2].split(",")) {
+                    String[] parts = record.split(":", 2);
+                    producer.send(new ProducerRecord<>(topic, Integer.valueOf(parts[0]), null, bytes(parts[1])));
+                }
+                producer.flush();
+                if (!fields[1].equals("-")) {
+                    var offset = new OffsetAndMetadata(Long.parseLong(fields[1]));
+                    producer.sendOffsetsToTransaction(
+                            Map.of(new TopicPartition(source, 0), offset), new ConsumerGroupMetadata(group));
+                }
+                if (fields[0].equals("commit")) {
+                    producer.commitTransaction();
+                } else {
+                    producer.abortTransaction();
                 }
             }
         }

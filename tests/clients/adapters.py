@@ -363,10 +363,27 @@ class JavaClient:
         arguments = ("produce", topic, f"bootstrap.servers={servers}", *limits, "linger.ms=5", *settings)
         return self._java.run("LogClient", arguments, stdin=lines, timeout_s=DEADLINE_S + 15).split()
 
+    def transact(
+        self, servers: str, topic: str, transactional_id: str, lines: str, source: str, group: str
+    ) -> None:
+        """Carries out one transaction per line, in the form that `LogClient.java` says."""
+        settings = (f"bootstrap.servers={servers}", f"transactional.id={transactional_id}")
+        arguments = ("transact", topic, source, group, *settings)
+        self._java.run("LogClient", arguments, stdin=lines, timeout_s=DEADLINE_S + 15)
+
     def consume(
-        self, servers: str, topics: Sequence[str], client_id: str = ""
+        self,
+        servers: str,
+        topics: Sequence[str],
+        client_id: str = "",
+        isolation: str = "read_uncommitted",
     ) -> Mapping[tuple[str, int], list[Read]]:
-        arguments = ("consume", ",".join(topics), f"bootstrap.servers={servers}", f"client.id={client_id}")
+        settings = (
+            f"bootstrap.servers={servers}",
+            f"client.id={client_id}",
+            f"isolation.level={isolation}",
+        )
+        arguments = ("consume", ",".join(topics), *settings)
         read: dict[tuple[str, int], list[Read]] = {}
         for line in self._java.run("LogClient", arguments, timeout_s=DEADLINE_S + 15).splitlines():
             topic, partition, offset, timestamp_ms, kind, key, value, headers = line.split("\t")

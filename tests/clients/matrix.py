@@ -27,6 +27,9 @@ FEATURES = (
     "produce: acks 0, 1 and all",
     "consume: assigned partitions",
     "consume: as a group",
+    "consume: committed",
+    "transactions: produce",
+    "transactions: offsets",
     "group: members join and leave",
     "group: a member dies",
     "group: cooperative, partitions kept",
@@ -56,6 +59,7 @@ STREAMS = (
     "an instance dies",
     "an agent dies",
     "exactly once",
+    "application reset",
     "the streams rebalance protocol (KIP-1071)",
 )
 """What is asked of Kafka Streams, which is a library over the Java client."""

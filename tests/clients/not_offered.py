@@ -13,6 +13,11 @@ _STATIC = (
     "`consumergroup.go`"
 )
 
+_NO_TRANSACTIONS = (
+    "`Writer` has no transactional id (`writer.go`), and every batch is written with producer id -1: "
+    "`protocol/record_v2.go`"
+)
+
 _ONE_PROTOCOL = "it knows the classic protocol only, see above"
 _NO_NEW_PROTOCOL = "no option of its consumer names a group protocol; it joins by JoinGroup alone"
 
@@ -57,6 +62,12 @@ NOT_OFFERED: Mapping[tuple[str, str], str] = {
     ("segmentio/kafka-go", "produce: idempotent"): (
         "`Writer` has no such setting, and its batches carry no producer id: `writer.go`"
     ),
+    ("segmentio/kafka-go", "consume: committed"): (
+        "`ReaderConfig.IsolationLevel` hides open transactions only: `read.go` reads the list of aborted "
+        "ones and drops it"
+    ),
+    ("segmentio/kafka-go", "transactions: produce"): _NO_TRANSACTIONS,
+    ("segmentio/kafka-go", "transactions: offsets"): _NO_TRANSACTIONS,
     ("segmentio/kafka-go", "group: cooperative, partitions kept"): (
         "its balancers are eager: `groupbalancer.go` has range, round robin and rack affinity"
     ),

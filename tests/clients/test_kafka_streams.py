@@ -33,7 +33,7 @@ from tests.clients.matrix import tried
 from tests.clients.matrix_plugin import Matrix, ToolchainAbsent
 from tests.support import java as support
 from tests.support.child import child
-from tests.support.java import Java, classpath_of, jars_of
+from tests.support.java import Java, JavaFailed, classpath_of, jars_of
 from tests.support.seeds import seeds
 from tidelog.devstack.stack import Stack
 
@@ -302,6 +302,17 @@ class Application:
         command = self._streams.command("WordCounts", arguments)
         return Instance(self._started.enter_context(child(command, log_file, {})), log_file)
 
+    def reset(self, java: Java, *options: str) -> None:
+        """Runs `kafka-streams-application-reset`. Raises `JavaFailed`."""
+        by = ("--bootstrap-server", self.servers, "--application-id", self._name)
+        java.tool("StreamsResetter", *by, "--input-topics", self.sentences, *options)
+
+    def internal_topics(self) -> list[str]:
+        """The changelogs and the topic for repartition."""
+        given = {self.sentences, *self.outputs}
+        names = self.admin.list_topics(timeout=60).topics
+        return sorted(name for name in names if name.startswith(self._name) and name not in given)
+
     def kill_and_restart_an_agent(self, index: int) -> None:
         self._stack.kill(index)
         time.sleep(1.0)  # The load meets its absence.
@@ -496,6 +507,35 @@ def test_each_sentence_counts_once_although_instances_and_an_agent_die(
     assert outputs.last == expected
     assert application.changelog_of_numbers() == expected.numbers
     assert all(taken[store] >= len(WORDS) for store in STORES), taken
+    outputs.close()
+
+
+@tried("kafka-streams", "application reset")
+@pytest.mark.timeout(600)
+def test_an_application_that_is_reset_begins_again(application: Application, java: Java) -> None:
+    [seed] = seeds(1)
+    first = application.start("first")
+    first.wait_until_running()
+    writer = Writer(application.servers, application.sentences, seed)
+    outputs = Outputs(application.servers, application.outputs)
+    writer.write(120)
+    outputs.wait_for(writer.expected())
+    written = len(application.read(application.outputs[0]))
+    assert application.internal_topics()
+
+    with pytest.raises(JavaFailed, match="still active"):
+        application.reset(java)
+    first.kill()
+    # The group still has the dead member.
+    application.reset(java, "--force")
+    assert application.internal_topics() == []
+
+    application.start("second").wait_until_running()
+    writer.write(120)
+    outputs.wait_for(writer.expected())
+    # Stores that were left would count the first sentences twice, offsets that were left never again.
+    assert outputs.last == writer.expected()
+    assert len(application.read(application.outputs[0])) == 3 * written
     outputs.close()
 
 

@@ -10,6 +10,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin import NewTopic as CreatedTopic
 
 from tests.clients.conftest import NewTopic
+from tests.clients.matrix import tried
+from tests.clients.transactional import Confluent
 from tests.support.java import Java
 from tests.support.stack import HERE
 from tidelog.devstack.stack import Stack, StackSettings
@@ -67,38 +69,11 @@ def read(
     servers: str, topic: str, partitions: Sequence[int] = (0,), *, isolation: str = "read_committed"
 ) -> list[bytes]:
     """All values up to the end that this isolation shows, partition after partition."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": servers,
-            "group.id": "unused",
-            "isolation.level": isolation,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-        }
-    )
-    values: dict[int, list[bytes]] = {partition: [] for partition in partitions}
-    consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
-    at_end: set[int] = set()
-    until = time.monotonic() + TIMEOUT_S
-    while len(at_end) < len(partitions):
-        assert time.monotonic() < until, f"only {at_end} of {partitions} ended"
-        message = consumer.poll(1.0)
-        if message is None:
-            continue
-        error, partition = message.error(), message.partition()
-        assert partition is not None
-        if error is not None:
-            assert error.code() == KafkaError._PARTITION_EOF, error
-            at_end.add(partition)
-            continue
-        value = message.value()
-        assert isinstance(value, bytes)
-        values[partition].append(value)
-    consumer.close()
-    return [value for partition in partitions for value in values[partition]]
+    found = Confluent().read(servers, topic, partitions, committed=isolation == "read_committed")
+    return [value.encode() for partition in partitions for value in found[partition]]
 
 
+@tried("confluent-kafka", "consume: committed", "transactions: produce")
 def test_committed_records_are_seen_together_and_aborted_ones_never(
     agent_a: str, new_topic: NewTopic
 ) -> None:
@@ -175,6 +150,7 @@ def test_a_newer_producer_of_the_id_fences_the_older_one(agent_a: str, new_topic
     assert read(agent_a, topic) == [b"of the newer one"]
 
 
+@tried("confluent-kafka", "transactions: offsets")
 def test_each_input_has_one_effect_when_offsets_are_committed_in_the_transaction(
     agent_a: str, new_topic: NewTopic
 ) -> None:

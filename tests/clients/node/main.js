@@ -12,6 +12,7 @@ const LZ4 = require('@2l/kafkajs-lz4')
 const zstd = require('@bokuweb/zstd-wasm')
 const admin = require('./admin')
 const { member, seek } = require('./member')
+const { consume, transact } = require('./transact')
 
 const { CompressionTypes, CompressionCodecs } = kafkajs
 // kafkajs brings gzip; the other codecs are for its user to plug in.
@@ -77,6 +78,8 @@ async function main() {
   const commands = {
     version: async () => say({ version: require('kafkajs/package.json').version }),
     produce,
+    consume: () => consume(open(given), given, say),
+    transact: () => transact(open(given), kafkajs.Partitioners.DefaultPartitioner, given, say),
     seek: () => seek(open(given), given, say),
     ...admin(open, say),
   }

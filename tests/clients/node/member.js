@@ -102,4 +102,4 @@ async function seek(kafka, given, say) {
   await consumer.disconnect()
 }
 
-module.exports = { member, seek }
+module.exports = { member, recordOf, seek }

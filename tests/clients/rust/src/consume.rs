@@ -12,6 +12,7 @@ use crate::{say, Arguments, Failed, DEADLINE};
 fn open(arguments: &Arguments) -> Result<BaseConsumer, Failed> {
     let group = if arguments.text("group").is_empty() { "unused" } else { arguments.text("group") };
     let mut settings = arguments.settings();
+    settings.set("isolation.level", arguments.text_or("isolation", "read_committed"));
     settings.set("group.id", group).set("enable.auto.commit", "false").set("fetch.wait.max.ms", "200");
     Ok(settings.create()?)
 }

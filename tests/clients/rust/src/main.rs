@@ -8,6 +8,7 @@ mod admin;
 mod consume;
 mod member;
 mod produce;
+mod transact;
 
 use std::error::Error;
 use std::io::{self, BufRead, Write};
@@ -91,6 +92,7 @@ fn run() -> Result<(), Failed> {
             Ok(())
         }
         "produce" => produce::produce(&arguments),
+        "transact" => transact::transact(&arguments),
         "consume" => consume::consume(&arguments),
         "seek" => consume::seek(&arguments),
         "offsets" => consume::offsets(&arguments),

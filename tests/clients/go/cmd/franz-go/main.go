@@ -15,6 +15,7 @@ func main() {
 	program.Main("github.com/twmb/franz-go", member, map[string]program.Command{
 		"produce":           produce,
 		"consume":           consume,
+		"transact":          transact,
 		"seek":              seek,
 		"offsets":           offsets,
 		"commit":            commit,
@@ -94,7 +95,11 @@ func startOf(from int64) kgo.Offset {
 }
 
 func consume(ctx context.Context, a program.Arguments) error {
-	client, err := open(a, assigned(a))
+	isolation := kgo.ReadUncommitted()
+	if a.Committed() {
+		isolation = kgo.ReadCommitted()
+	}
+	client, err := open(a, assigned(a), kgo.FetchIsolationLevel(isolation))
 	if err != nil {
 		return err
 	}

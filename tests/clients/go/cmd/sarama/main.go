@@ -15,6 +15,7 @@ func main() {
 	program.Main("github.com/IBM/sarama", member, map[string]program.Command{
 		"produce":           produce,
 		"consume":           consume,
+		"transact":          transact,
 		"offsets":           offsets,
 		"commit":            commit,
 		"committed":         committed,
@@ -93,7 +94,11 @@ func produce(_ context.Context, a program.Arguments) error {
 }
 
 func consume(ctx context.Context, a program.Arguments) error {
-	consumer, err := sarama.NewConsumer(a.Brokers(), configured(a))
+	config := configured(a)
+	if a.Committed() {
+		config.Consumer.IsolationLevel = sarama.ReadCommitted
+	}
+	consumer, err := sarama.NewConsumer(a.Brokers(), config)
 	if err != nil {
 		return err
 	}

@@ -38,6 +38,18 @@ type Arguments struct {
 	Count       int               `json:"count"`
 	Configs     map[string]string `json:"configs"`
 	Protocol    string            `json:"protocol"`
+	Isolation   string            `json:"isolation"`
+
+	TransactionalID string        `json:"transactional_id"`
+	Source          string        `json:"source"`
+	Transactions    []Transaction `json:"transactions"`
+}
+
+// Transaction holds its records and, with a source, the offset of `Group` in partition 0 of the topic `Source`.
+type Transaction struct {
+	Records []Record `json:"records"`
+	Offset  int64    `json:"offset"`
+	Commit  bool     `json:"commit"`
 }
 
 // Range is what to read of a partition: `Count` records from `From` on (-2: the beginning, -1: the end).
@@ -77,6 +89,9 @@ func Text(data []byte) *string {
 
 // Brokers are the bootstrap servers.
 func (a Arguments) Brokers() []string { return strings.Split(a.Servers, ",") }
+
+// Committed says that only committed records are wanted.
+func (a Arguments) Committed() bool { return a.Isolation == "read_committed" }
 
 // Wanted is the number of records that `Partitions` asks for.
 func (a Arguments) Wanted() int {
