@@ -212,6 +212,7 @@ def read_all(servers: str, topic: str, isolation: str) -> dict[Place, bytes]:
         message = consumer.poll(1.0)
         if message is None:
             continue
+        until = time.monotonic() + 120
         error, partition, offset = message.error(), message.partition(), message.offset()
         assert partition is not None
         if error is not None:
