@@ -27,10 +27,6 @@ from agent.groups.consumer.consumer_members import (
     NOTHING,
     ClassicSide,
     ConsumerMember,
-    chosen,
-    partitions_of,
-    united,
-    without,
 )
 from agent.groups.consumer.consumer_protocol import (
     Malformed,
@@ -57,6 +53,7 @@ from agent.groups.events import (
     TopicsSeen,
     TopicsWanted,
 )
+from agent.groups.partition_sets import chosen, partitions_of, united, without
 from agent.groups.settings import GroupSettings
 from sequencer.groups.stored_groups import GroupChange, GroupKind, StoredGroup
 from storage.identifiers import Partition, TopicId
