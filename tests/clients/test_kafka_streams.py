@@ -53,6 +53,10 @@ AGENTS: Mapping[str, str] = {
     "TIDELOG_CLEAN_LEASE_S": "3",
     # Nothing is cleaned until the bucket of a new database was watched for a while.
     "TIDELOG_OWNERSHIP_RATCHET_S": "3",
+    # Streams groups: what STREAMS asks for a group whose clients name these themselves.
+    "TIDELOG_GROUP_STREAMS_HEARTBEAT_INTERVAL_MS": "1000",
+    "TIDELOG_GROUP_STREAMS_SESSION_TIMEOUT_MS": "10000",
+    "TIDELOG_GROUP_STREAMS_NUM_STANDBY_REPLICAS": "1",
 }
 _SERDES = "org.apache.kafka.common.serialization.Serdes$StringSerde"
 _IN_MEMORY = "org.apache.kafka.streams.state.BuiltInDslStoreSuppliers$InMemoryDslStoreSuppliers"
@@ -267,6 +271,7 @@ class Application:
         self._stack = stack
         self._directory = directory
         self._started = started
+        self.settings = dict(STREAMS)
         self.servers = ",".join(agent.address.bootstrap for agent in stack.agents)
         self.admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
         self._name = f"words-{uuid.uuid4().hex[:8]}"
@@ -281,7 +286,7 @@ class Application:
 
     def start(self, name: str, **settings: str) -> Instance:
         given = {
-            **STREAMS,
+            **self.settings,
             "application.id": self._name,
             "bootstrap.servers": self.servers,
             "client.id": name,
@@ -388,7 +393,6 @@ def application(
 
 
 REFUSED = (
-    pytest.param({"group_protocol": "streams"}, "does not support the STREAMS group protocol", id="kip-1071"),
     pytest.param(
         {"processing_guarantee": "exactly_once_v2"}, "transactions are not available here", id="exactly-once"
     ),
@@ -405,10 +409,12 @@ REFUSED = (
     "an agent dies",
 )
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("protocol", ["classic", "streams"])
 def test_stores_outlive_instances_and_an_agent_while_their_changelogs_are_cleaned(
-    application: Application,
+    application: Application, protocol: str
 ) -> None:
     [seed] = seeds(1)
+    application.settings["group.protocol"] = protocol
     first, second = application.start("first"), application.start("second")
     first.wait_until_running()
     second.wait_until_running()

@@ -31,7 +31,6 @@ from agent.groups.events import (
     ConsumerHeartbeatAnswer,
     DescribedMember,
     GroupDescription,
-    GroupEvent,
     GroupFault,
     GroupState,
     Heartbeat,
@@ -135,7 +134,7 @@ class ConsumerGroup:
     def generation(self) -> int:
         return self._roster.epoch
 
-    def handle(self, event: GroupEvent, now_ms: int) -> list[Answered]:
+    def handle(self, event: Request | TopicsSeen, now_ms: int) -> list[Answered]:
         if not isinstance(event, TopicsSeen):
             return self._serve_or_park(event, now_ms)
         self._group.see(event)
