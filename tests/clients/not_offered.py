@@ -20,10 +20,6 @@ _REFUSED = "`test_users_of_streams_read_what_is_not_available`"
 
 NOT_OFFERED: Mapping[tuple[str, str], str] = {
     ("kafka-streams", "exactly once"): (f"not by default: Streams stops and says so ({_REFUSED})"),
-    ("kafka-streams", "the streams rebalance protocol (KIP-1071)"): (
-        "not by Tidelog: Streams stops with `group.protocol=streams` and says so "
-        f"({_REFUSED}); `classic` is its default"
-    ),
     ("aiokafka", "group: cooperative, partitions kept"): (
         "its assignors are range, round robin and sticky, all eager: `aiokafka/coordinator/assignors`"
     ),

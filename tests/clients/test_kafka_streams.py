@@ -1,4 +1,5 @@
-"""Kafka Streams, at least once: stores whose changelogs agents clean while instances die and restore them.
+"""Kafka Streams, at least once: stores whose changelogs agents clean while instances die and restore them. In
+classic groups, and in groups of the streams protocol (KIP-1071).
 
 Promises that a wrong result cannot come from the test's own timing:
 
@@ -53,10 +54,9 @@ AGENTS: Mapping[str, str] = {
     "TIDELOG_CLEAN_LEASE_S": "3",
     # Nothing is cleaned until the bucket of a new database was watched for a while.
     "TIDELOG_OWNERSHIP_RATCHET_S": "3",
-    # Streams groups: what STREAMS asks for a group whose clients name these themselves.
+    # In the streams protocol the agents say what the clients of a classic group do (STREAMS).
     "TIDELOG_GROUP_STREAMS_HEARTBEAT_INTERVAL_MS": "1000",
     "TIDELOG_GROUP_STREAMS_SESSION_TIMEOUT_MS": "10000",
-    "TIDELOG_GROUP_STREAMS_NUM_STANDBY_REPLICAS": "1",
 }
 _SERDES = "org.apache.kafka.common.serialization.Serdes$StringSerde"
 _IN_MEMORY = "org.apache.kafka.streams.state.BuiltInDslStoreSuppliers$InMemoryDslStoreSuppliers"
@@ -76,6 +76,7 @@ STREAMS: Mapping[str, str] = {
     "main.consumer.heartbeat.interval.ms": "1000",
 }
 STORES = ("counts", "numbers", "windows")
+_STREAMS_GROUPS = "streams.StreamsGroupCommand"
 _MODULES = Path(support.__file__).with_name("kafka_streams.xml")
 _SOURCE = Path(__file__).with_name("WordCounts.java")
 
@@ -274,9 +275,9 @@ class Application:
         self.settings = dict(STREAMS)
         self.servers = ",".join(agent.address.bootstrap for agent in stack.agents)
         self.admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
-        self._name = f"words-{uuid.uuid4().hex[:8]}"
-        self.sentences = f"{self._name}-sentences"
-        self.outputs = (f"{self._name}-counts", f"{self._name}-numbers", f"{self._name}-windows")
+        self.name = f"words-{uuid.uuid4().hex[:8]}"
+        self.sentences = f"{self.name}-sentences"
+        self.outputs = (f"{self.name}-counts", f"{self.name}-numbers", f"{self.name}-windows")
         asked = [
             NewTopic(topic, PARTITIONS, 1, config={"retention.ms": "-1"})
             for topic in (self.sentences, *self.outputs)
@@ -287,7 +288,7 @@ class Application:
     def start(self, name: str, **settings: str) -> Instance:
         given = {
             **self.settings,
-            "application.id": self._name,
+            "application.id": self.name,
             "bootstrap.servers": self.servers,
             "client.id": name,
             "state.dir": str(self._directory / name),
@@ -305,7 +306,7 @@ class Application:
         self._stack.restart(index)
 
     def changelog(self, store: str) -> str:
-        return f"{self._name}-{store}-changelog"
+        return f"{self.name}-{store}-changelog"
 
     def policy_of(self, topic: str) -> str:
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
@@ -354,7 +355,7 @@ class Application:
         """Returns when Streams has deleted more than half of each partition of its repartition topic."""
         until = time.monotonic() + PATIENCE_S
         while True:
-            starts, ends = self.bounds(f"{self._name}-words-repartition")
+            starts, ends = self.bounds(f"{self.name}-words-repartition")
             if all(2 * start > end > 0 for start, end in zip(starts, ends, strict=True)):
                 return
             assert time.monotonic() < until, f"it keeps {starts} to {ends}"
@@ -409,12 +410,41 @@ REFUSED = (
     "an agent dies",
 )
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("protocol", ["classic", "streams"])
 def test_stores_outlive_instances_and_an_agent_while_their_changelogs_are_cleaned(
-    application: Application, protocol: str
+    application: Application,
 ) -> None:
+    lose_instances_and_an_agent(application)
+
+
+@tried("kafka-streams", "the streams rebalance protocol (KIP-1071)")
+@pytest.mark.timeout(600)
+def test_stores_outlive_instances_and_an_agent_in_a_streams_group(
+    application: Application, java: Java
+) -> None:
+    """Two threads per instance, one standby copy."""
+    group = ("--bootstrap-server", application.servers, "--group", application.name)
+    entity = ("--bootstrap-server", application.servers, "--entity-type", "groups", "--alter")
+    config = ("--entity-name", application.name, "--add-config", "streams.num.standby.replicas=1")
+    java.run("kafka.admin.ConfigCommand", (*entity, *config))
+    application.settings |= {"group.protocol": "streams", "num.stream.threads": "2"}
+
+    lose_instances_and_an_agent(application)
+
+    listed = java.tool(_STREAMS_GROUPS, "--bootstrap-server", application.servers, "--list").split()
+    state = java.tool(_STREAMS_GROUPS, *group, "--describe", "--state")
+    members = java.tool(_STREAMS_GROUPS, *group, "--describe", "--members")
+    offsets = java.tool(_STREAMS_GROUPS, *group, "--describe", "--offsets")
+    assert listed == [application.name]
+    assert "Stable" in state
+    assert members.count("third-StreamThread") == 2
+    assert {f"{application.name}-words-repartition", application.sentences} <= set(offsets.split())
+
+
+def lose_instances_and_an_agent(application: Application) -> None:
+    """Writes, kills an instance, an agent and another instance, and compares the results. The third instance
+    is left.
+    """
     [seed] = seeds(1)
-    application.settings["group.protocol"] = protocol
     first, second = application.start("first"), application.start("second")
     first.wait_until_running()
     second.wait_until_running()
