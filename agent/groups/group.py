@@ -235,7 +235,7 @@ class Group:
         return self._wanted
 
     def topics_to_create(self) -> tuple[InternalTopic, ...]:
-        return self._machine.topics_to_create() if isinstance(self._machine, StreamsGroup) else ()
+        return self._machine.topics_to_create()
 
     def check_commit(
         self, member_id: str, instance_id: str | None, generation: int, now_ms: int

@@ -79,6 +79,8 @@ class GroupSettings(Settings):
     """The longest such wait that a streams group's own config may name."""
     group_streams_max_topics: int = Field(default=2_000, ge=1)
     """The most topics, and the most subtopologies, that the topology of a streams group may name."""
+    group_streams_max_topology_bytes: int = Field(default=1 << 20, ge=1)
+    """The most characters of all names and configs in such a topology. Postgres keeps it with the group."""
     group_streams_max_tasks: int = Field(default=20_000, ge=1)
     """The most tasks of a streams group, and the most partitions of the topics that it creates."""
     group_regex_max_length: int = Field(default=1_000, ge=1)

@@ -291,6 +291,7 @@ class Application:
             "application.id": self.name,
             "bootstrap.servers": self.servers,
             "client.id": name,
+            "application.server": f"{name}:1",
             "state.dir": str(self._directory / name),
             **{key.replace("_", "."): value for key, value in settings.items()},
         }

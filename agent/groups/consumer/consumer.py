@@ -45,6 +45,7 @@ from agent.groups.events import (
     TopicsWanted,
 )
 from agent.groups.settings import GroupSettings
+from agent.groups.streams.topology import InternalTopic
 from sequencer.groups.stored_groups import GroupChange, GroupKind, StoredGroup
 
 Request: TypeAlias = Join | Sync | Heartbeat | Leave | ConsumerHeartbeat
@@ -164,6 +165,9 @@ class ConsumerGroup:
         if wanted != self._wanted:
             self._wanted = wanted
         return self._wanted
+
+    def topics_to_create(self) -> tuple[InternalTopic, ...]:
+        return ()
 
     def check_commit(
         self,

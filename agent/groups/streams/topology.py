@@ -92,12 +92,28 @@ def check_topology(topology: Topology, settings: GroupSettings, most_partitions:
         raise InvalidTopology(
             f"The topology names more than {most} topics or subtopologies (TIDELOG_GROUP_STREAMS_MAX_TOPICS)."
         )
+    if sum(map(len, _texts(topology))) > settings.group_streams_max_topology_bytes:
+        raise InvalidTopology(
+            f"The topology has more than {settings.group_streams_max_topology_bytes} characters "
+            "(TIDELOG_GROUP_STREAMS_MAX_TOPOLOGY_BYTES)."
+        )
     ids = [part.subtopology_id for part in topology.subtopologies]
     if len(set(ids)) < len(ids):
         raise InvalidTopology("Two subtopologies have the same id.")
     for part in topology.subtopologies:
         _check_part(part, most_partitions)
     _check_internal_topics(topology)
+
+
+def _texts(topology: Topology) -> Iterator[str]:
+    for part in topology.subtopologies:
+        yield part.subtopology_id
+        yield from _names(part)
+        for group in part.copartitioned:
+            yield from group
+        for topic in (*part.repartition_sources, *part.changelogs):
+            for pair in topic.config.items():
+                yield from pair
 
 
 def _names(part: Subtopology) -> Iterator[str]:

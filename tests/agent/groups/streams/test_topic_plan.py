@@ -119,6 +119,10 @@ def test_there_are_no_tasks_while_topics_do_not_fit(
         ([a_part("0", "lines", changelogs=(a_topic("store", config={"a": "\0"}),))], "NUL"),
         ([a_part(str(number), "lines") for number in range(2_001)], "MAX_TOPICS"),
         (
+            [a_part("0", "lines", changelogs=(a_topic("store", config={"a": "x" * 2_000_000}),))],
+            "MAX_TOPOLOGY_BYTES",
+        ),
+        (
             [
                 a_part("0", "lines", changelogs=(a_topic("store"),)),
                 a_part("1", "lines", changelogs=(a_topic("store", config={"retention.ms": "1"}),)),
