@@ -441,6 +441,32 @@ def test_stores_outlive_instances_and_an_agent_in_a_streams_group(
     assert {f"{application.name}-words-repartition", application.sentences} <= set(offsets.split())
 
 
+@pytest.mark.timeout(600)
+def test_a_streams_group_counts_exactly_once_where_transactions_are_on(
+    streams: Java, new_stack: Callable[..., Stack], stack_directory: Path
+) -> None:
+    stack = new_stack(agents=2, agent_environment={**AGENTS, "TIDELOG_TRANSACTIONS": "true"})
+    [seed] = seeds(1)
+    with ExitStack() as started:
+        application = Application(streams, stack, stack_directory / "instances", started)
+        application.settings |= {"group.protocol": "streams", "processing.guarantee": "exactly_once_v2"}
+        first, second = application.start("first"), application.start("second")
+        first.wait_until_running()
+        second.wait_until_running()
+        writer = Writer(application.servers, application.sentences, seed)
+        outputs = Outputs(application.servers, application.outputs)
+
+        with load(writer):
+            outputs.wait_for(writer.expected_after_more())
+            first.kill()
+            application.kill_and_restart_an_agent(Random(seed).randrange(2))
+            outputs.wait_for(writer.expected_after_more())
+        outputs.wait_for(writer.expected())
+
+        assert outputs.last == writer.expected()
+        outputs.close()
+
+
 def lose_instances_and_an_agent(application: Application) -> None:
     """Writes, kills an instance, an agent and another instance, and compares the results. The third instance
     is left.

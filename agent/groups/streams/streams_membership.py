@@ -23,7 +23,7 @@ from agent.groups.settings import GroupSettings
 from agent.groups.streams.streams_members import NO_TASKS, StreamsMember, existing, reconciled
 from agent.groups.streams.streams_roster import StreamsRoster
 from agent.groups.streams.task_assignor import Worker, assign_tasks
-from agent.groups.streams.topic_plan import TopicPlan, plan_topics
+from agent.groups.streams.topic_plan import TopicPlan, listed, plan_topics
 from agent.groups.streams.topology import InternalTopic, Topology
 
 
@@ -251,7 +251,9 @@ class StreamsMembership:
             for topic in self.plan.missing
             if topic.name in self._refused
         ]
-        return Status(code=problem.code, detail=" ".join([problem.detail, *refusals]))
+        if not refusals:
+            return problem
+        return Status(code=problem.code, detail=f"{problem.detail} {listed(refusals, ' ')}")
 
     def _restart_session(self, member: StreamsMember, now_ms: int) -> None:
         session_ms = self.settings.group_streams_session_timeout_ms

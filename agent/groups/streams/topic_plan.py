@@ -11,7 +11,7 @@ as they should be:
 - A subtopology has as many tasks, and its changelogs as many partitions, as its widest source has partitions.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from agent.groups.events import Status, StatusCode, TopicShape
@@ -27,6 +27,17 @@ class TopicPlan:
     missing: tuple[InternalTopic, ...] = ()
     """The internal topics to create. Their partition counts are set."""
     problem: Status | None = None
+
+
+_MOST_LISTED = 20
+"""Each answer to each member carries the text."""
+
+
+def listed(parts: Sequence[str], separator: str = ", ") -> str:
+    """Returns the first few of these as a text."""
+    more = len(parts) - _MOST_LISTED
+    text = separator.join(parts[:_MOST_LISTED])
+    return f"{text}{separator}and {more} more" if more > 0 else text
 
 
 class _Unplannable(Exception):
@@ -79,7 +90,7 @@ def _planned(
         if name not in shapes
     )
     if missing:
-        names = ", ".join(topic.name for topic in missing)
+        names = listed([topic.name for topic in missing])
         status = Status(
             code=StatusCode.MISSING_INTERNAL_TOPICS, detail=f"Internal topics are missing: {names}."
         )
@@ -97,9 +108,7 @@ def _source_counts(topology: Topology, shapes: Mapping[str, TopicShape]) -> dict
         name for part in topology.subtopologies for name in part.source_topics if name not in repartition
     }
     if missing := sorted(users - shapes.keys()):
-        raise _Unplannable(
-            StatusCode.MISSING_SOURCE_TOPICS, f"Source topics are missing: {', '.join(missing)}."
-        )
+        raise _Unplannable(StatusCode.MISSING_SOURCE_TOPICS, f"Source topics are missing: {listed(missing)}.")
     counts = {name: shapes[name].partition_count for name in users}
     counts |= {name: topic.partition_count for name, topic in repartition.items() if topic.partition_count}
     _derive(topology, repartition, counts)
@@ -121,7 +130,7 @@ def _derive(topology: Topology, repartition: Mapping[str, InternalTopic], counts
         if not found:
             raise _Unplannable(
                 StatusCode.INCORRECTLY_PARTITIONED_TOPICS,
-                f"The partitions of repartition topics cannot be derived: {', '.join(sorted(waiting))}. "
+                f"The partitions of repartition topics cannot be derived: {listed(sorted(waiting))}. "
                 "No subtopology writes to them that reads a topic with a known number of partitions.",
             )
         counts |= found
@@ -145,10 +154,10 @@ def _widest(
 def _copartition(group: tuple[str, ...], fixed: set[str], counts: dict[str, int]) -> None:
     given = {counts[name] for name in group if name in fixed}
     if len(given) > 1:
-        listed = ", ".join(f"{name} ({counts[name]})" for name in group if name in fixed)
+        described = listed([f"{name} ({counts[name]})" for name in group if name in fixed])
         raise _Unplannable(
             StatusCode.INCORRECTLY_PARTITIONED_TOPICS,
-            f"These topics must have equally many partitions: {listed}.",
+            f"These topics must have equally many partitions: {described}.",
         )
     count = given.pop() if given else max((counts[name] for name in group), default=0)
     for name in group:

@@ -72,6 +72,12 @@ def test_a_fixed_count_is_kept_and_copartitioned_topics_adapt_to_it() -> None:
     [
         ([a_part("0", "lines")], {}, StatusCode.MISSING_SOURCE_TOPICS, "lines"),
         (
+            [a_part("0", *(f"t{number:03}" for number in range(100)))],
+            {},
+            StatusCode.MISSING_SOURCE_TOPICS,
+            "t019, and 80 more.",
+        ),
+        (
             [a_part("0", "one", "two", copartitioned=(("one", "two"),))],
             {"one": 2, "two": 3},
             StatusCode.INCORRECTLY_PARTITIONED_TOPICS,
