@@ -475,7 +475,7 @@ CREATE TABLE groups (
     coordinator_epoch bigint NOT NULL DEFAULT nextval('coordinator_epochs'), -- drawn by each claim: the fence
     claimed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- null until its coordinator has written it; it may have offsets already
-    kind text CHECK (kind IN ('classic', 'consumer')),
+    kind text CHECK (kind IN ('classic', 'consumer', 'streams')),
     generation integer NOT NULL DEFAULT 0,         -- the group epoch in the new protocol (KIP-848)
     state text NOT NULL DEFAULT 'Empty',           -- in Kafka's spelling, for listings
     protocol_type text NOT NULL DEFAULT '',        -- empty: no member ever joined, consumers without a group

@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NewType, TypeAlias
 
+from agent.groups.streams.topology import Topology
 from storage.identifiers import Partition, TopicId
 
 Token = NewType("Token", int)
 
 Assignment: TypeAlias = Mapping[TopicId, frozenset[Partition]]
+TaskSets: TypeAlias = Mapping[str, frozenset[Partition]]
+"""Tasks of a topology, by subtopology. A task has the number of the partitions that it reads."""
 
 
 class GroupFault(Enum):
@@ -32,6 +35,9 @@ class GroupFault(Enum):
     UNRELEASED_INSTANCE = auto()
     UNSUPPORTED_ASSIGNOR = auto()
     INVALID_REGEX = auto()
+    INVALID_TOPOLOGY = auto()
+    INVALID_TOPOLOGY_EPOCH = auto()
+    TOPOLOGY_FENCED = auto()
     INVALID_REQUEST = auto()
     INVALID_GROUP = auto()
     GROUP_NOT_FOUND = auto()
@@ -46,7 +52,7 @@ class GroupFault(Enum):
 
 class GroupState(Enum):
     """Values are Kafka's spelling. The classic protocol has the first five, the new one Empty, Assigning,
-    Reconciling, Stable and Dead.
+    Reconciling, Stable and Dead, the streams protocol NotReady, too.
     """
 
     EMPTY = "Empty"
@@ -56,6 +62,7 @@ class GroupState(Enum):
     DEAD = "Dead"
     ASSIGNING = "Assigning"
     RECONCILING = "Reconciling"
+    NOT_READY = "NotReady"
 
 
 # --- events
@@ -144,6 +151,49 @@ class ConsumerHeartbeat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tasks:
+    """The tasks of a member of a streams group."""
+
+    active: TaskSets = field(default_factory=dict)
+    standby: TaskSets = field(default_factory=dict)
+    warmup: TaskSets = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where an instance of Kafka Streams answers interactive queries."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamsHeartbeat:
+    """StreamsGroupHeartbeat (KIP-1071). None: unchanged since the last request. `member_epoch` 0 joins, -1
+    leaves.
+    """
+
+    token: Token
+    member_id: str
+    member_epoch: int
+    rack_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    """-1: unchanged since the last request."""
+    topology: Topology | None
+    """Only when it joins."""
+    process_id: str | None
+    endpoint: Endpoint | None
+    client_tags: Mapping[str, str] | None
+    owned: Tasks | None
+    endpoint_epoch: int
+    """Of the endpoints that the client knows."""
+    asks_for_shutdown: bool
+    """All instances of the application are to stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicShape:
     topic_id: TopicId
     partition_count: int
@@ -169,7 +219,17 @@ class TopicsSeen:
     """`topics_wanted` at the time of the lookup. A name that is in it and not in `topics` does not exist."""
 
 
-GroupEvent: TypeAlias = Join | Sync | Heartbeat | Leave | ConsumerHeartbeat | TopicsSeen
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicsCreated:
+    """An event after each attempt to create the topics that a streams group misses (`topics_to_create`)."""
+
+    refused: Mapping[str, str]
+    """Why a topic could not be created, by its name."""
+
+
+Request: TypeAlias = Join | Sync | Heartbeat | Leave | ConsumerHeartbeat | StreamsHeartbeat
+"""The events that wait for an answer."""
+GroupEvent: TypeAlias = Request | TopicsSeen | TopicsCreated
 
 
 # --- answers
@@ -225,7 +285,50 @@ class ConsumerHeartbeatAnswer:
     """None: unchanged since the last answer."""
 
 
-Answer: TypeAlias = JoinAnswer | SyncAnswer | HeartbeatAnswer | LeaveAnswer | ConsumerHeartbeatAnswer
+class StatusCode(Enum):
+    """Kafka's codes of the statuses in an answer to StreamsGroupHeartbeat."""
+
+    STALE_TOPOLOGY = 0
+    MISSING_SOURCE_TOPICS = 1
+    INCORRECTLY_PARTITIONED_TOPICS = 2
+    MISSING_INTERNAL_TOPICS = 3
+    SHUTDOWN_APPLICATION = 4
+    ASSIGNMENT_DELAYED = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    code: StatusCode
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointPartitions:
+    """The partitions of which an instance has the state, by topic."""
+
+    endpoint: Endpoint
+    active: Mapping[str, frozenset[Partition]]
+    standby: Mapping[str, frozenset[Partition]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamsHeartbeatAnswer:
+    fault: GroupFault | None = None
+    message: str | None = None
+    member_id: str = ""
+    member_epoch: int = 0
+    heartbeat_interval_ms: int = 0
+    statuses: tuple[Status, ...] = ()
+    tasks: Tasks | None = None
+    """None: unchanged since the last answer."""
+    endpoint_epoch: int = 0
+    endpoints: tuple[EndpointPartitions, ...] | None = None
+    """None: the client knows them."""
+
+
+Answer: TypeAlias = (
+    JoinAnswer | SyncAnswer | HeartbeatAnswer | LeaveAnswer | ConsumerHeartbeatAnswer | StreamsHeartbeatAnswer
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,10 +377,35 @@ class DescribedMember:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedStreamsMember:
+    member_id: str
+    rack_id: str | None
+    client_id: str
+    client_host: str
+    member_epoch: int
+    topology_epoch: int
+    process_id: str
+    endpoint: Endpoint | None
+    client_tags: Mapping[str, str]
+    assignment: Tasks
+    target_assignment: Tasks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamsDescription:
+    """The part of a description that only a streams group has."""
+
+    topology: Topology | None
+    partition_counts: Mapping[str, int] | None
+    """Of the topology's topics. None: the topology has no tasks yet."""
+    members: tuple[DescribedStreamsMember, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDescription:
     state: GroupState
     kind: str
-    """`classic` or `consumer`."""
+    """`classic`, `consumer` or `streams`."""
     generation: int
     """In the new protocol: the group epoch."""
     assignment_epoch: int
@@ -285,3 +413,5 @@ class GroupDescription:
     protocol: str
     """The assignor."""
     members: tuple[DescribedMember, ...]
+    """Of the classic and the consumer protocol."""
+    streams: StreamsDescription | None = None

@@ -1,5 +1,5 @@
-"""A group of either consumer group protocol, converted live between the two in both directions (KIP-848,
-online migration). Pure.
+"""A group of any protocol. Between the two protocols of consumers it is converted live, in both directions
+(KIP-848, online migration). Pure.
 
 It is a classic group until a member of the new protocol joins. Then its members go on as classic members of a
 group of the new protocol. When the last member of the new protocol is gone and classic ones remain, it is a
@@ -13,7 +13,8 @@ Promises:
   that a member is giving up counts as assigned to it.
 
 As in Kafka, a group of another protocol type, or with bytes of members that are not consumers', is not
-converted (GROUP_ID_NOT_FOUND to ConsumerGroupHeartbeat, INCONSISTENT_GROUP_PROTOCOL to JoinGroup).
+converted (GROUP_ID_NOT_FOUND to the heartbeats, INCONSISTENT_GROUP_PROTOCOL to JoinGroup). A streams group
+(KIP-1071) is converted only while it has no members.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,10 +28,6 @@ from agent.groups.consumer.consumer_members import (
     NOTHING,
     ClassicSide,
     ConsumerMember,
-    chosen,
-    partitions_of,
-    united,
-    without,
 )
 from agent.groups.consumer.consumer_protocol import (
     Malformed,
@@ -53,11 +50,17 @@ from agent.groups.events import (
     GroupState,
     Join,
     JoinAnswer,
+    StreamsHeartbeat,
+    StreamsHeartbeatAnswer,
     Token,
+    TopicsCreated,
     TopicsSeen,
     TopicsWanted,
 )
+from agent.groups.partition_sets import chosen, partitions_of, united, without
 from agent.groups.settings import GroupSettings
+from agent.groups.streams.streams import StreamsGroup
+from agent.groups.streams.topology import InternalTopic
 from sequencer.groups.stored_groups import GroupChange, GroupKind, StoredGroup
 from storage.identifiers import Partition, TopicId
 
@@ -155,8 +158,12 @@ class Group:
     ) -> None:
         self._settings = settings
         self._new_id = new_id
-        make = ConsumerGroup if stored is not None and stored.kind == "consumer" else ClassicGroup
-        self._machine: ClassicGroup | ConsumerGroup = make(settings, new_id, stored, now_ms)
+        self._machine: ClassicGroup | ConsumerGroup | StreamsGroup
+        if stored is not None and stored.kind == "streams":
+            self._machine = StreamsGroup(settings, stored, now_ms)
+        else:
+            make = ConsumerGroup if stored is not None and stored.kind == "consumer" else ClassicGroup
+            self._machine = make(settings, new_id, stored, now_ms)
         self._joining: dict[Token, ConsumerHeartbeat] = {}
         """Members that would convert this classic group, once its topics are seen."""
         self._wanted = TopicsWanted()
@@ -182,9 +189,15 @@ class Group:
         return self._machine.generation
 
     def handle(self, event: GroupEvent, now_ms: int) -> list[Answered]:
-        machine = self._machine
         if isinstance(event, TopicsSeen):
             return self._see(event, now_ms)
+        if isinstance(event, StreamsHeartbeat | TopicsCreated):
+            return self._handle_streams(event, now_ms)
+        machine = self._machine
+        if isinstance(machine, StreamsGroup):
+            if not machine.is_empty or not _founds(event):
+                return machine.handle(event, now_ms)
+            machine = self._machine = self._as_empty_classic_group(machine, now_ms)
         if isinstance(machine, ClassicGroup):
             if isinstance(event, ConsumerHeartbeat):
                 return self._join_classic_group(machine, event, now_ms)
@@ -210,7 +223,7 @@ class Group:
         self._machine.forget(token)
 
     def topics_wanted(self) -> TopicsWanted:
-        if isinstance(self._machine, ConsumerGroup):
+        if isinstance(self._machine, ConsumerGroup | StreamsGroup):
             return self._machine.topics_wanted()
         wanted = TopicsWanted()
         for event in self._joining.values():
@@ -220,6 +233,9 @@ class Group:
         if wanted != self._wanted:
             self._wanted = wanted
         return self._wanted
+
+    def topics_to_create(self) -> tuple[InternalTopic, ...]:
+        return self._machine.topics_to_create()
 
     def check_commit(
         self, member_id: str, instance_id: str | None, generation: int, now_ms: int
@@ -252,7 +268,8 @@ class Group:
         self._seen = seen
         self._topics.see(seen)
         joining, self._joining = self._joining, {}
-        answered = self._machine.handle(seen, now_ms) if isinstance(self._machine, ConsumerGroup) else []
+        machine = self._machine
+        answered = [] if isinstance(machine, ClassicGroup) else machine.handle(seen, now_ms)
         for event in joining.values():
             answered += self.handle(event, now_ms)
         return answered + self._downgrade_if_due(now_ms)
@@ -306,6 +323,51 @@ class Group:
         ):  # a member joined meanwhile; requests that wait are refused when the topics are seen
             return TopicsWanted()
 
+    # --- to and from the streams protocol
+
+    def _handle_streams(self, event: StreamsHeartbeat | TopicsCreated, now_ms: int) -> list[Answered]:
+        machine = self._machine
+        if isinstance(machine, StreamsGroup):
+            return machine.handle(event, now_ms)
+        assert isinstance(event, StreamsHeartbeat), "only a streams group creates topics"
+        if event.member_epoch != JOIN_EPOCH or not machine.is_empty:
+            answer = StreamsHeartbeatAnswer(
+                fault=GroupFault.GROUP_NOT_FOUND,
+                message=f"It is a {machine.kind} group, not a streams group.",
+            )
+            return [Answered(token=event.token, answer=answer)]
+        streams = StreamsGroup.converted(
+            self._settings,
+            generation=machine.generation,
+            stored_member_ids=machine.stored_member_ids,
+            now_ms=now_ms,
+        )
+        self._machine = streams
+        waiting: list[GroupEvent] = []
+        answered: list[Answered] = []
+        if isinstance(machine, ClassicGroup):
+            answered += machine.dismiss(GroupFault.REBALANCE_IN_PROGRESS)
+            waiting += self._joining.values()
+            self._joining = {}
+        else:
+            waiting += machine.take_parked()
+        answered += streams.handle(self._seen, now_ms) + streams.handle(event, now_ms)
+        for other in waiting:
+            answered += streams.handle(other, now_ms)
+        return answered
+
+    def _as_empty_classic_group(self, streams: StreamsGroup, now_ms: int) -> ClassicGroup:
+        return ClassicGroup.converted(
+            self._settings,
+            self._new_id,
+            members=[],
+            generation=streams.generation,
+            protocol_type="",
+            stored_member_ids=streams.stored_member_ids,
+            begin_rebalance=False,
+            now_ms=now_ms,
+        )
+
     # --- to the classic protocol
 
     def _join_as_classic_group(
@@ -334,7 +396,9 @@ class Group:
     def _downgrade_if_due(self, now_ms: int) -> list[Answered]:
         """Converts back to the classic protocol if no member speaks the new one any more."""
         consumer = self._machine
-        if isinstance(consumer, ClassicGroup) or consumer.is_empty or not consumer.has_classic_members_only:
+        if not isinstance(consumer, ConsumerGroup) or consumer.is_empty:
+            return []
+        if not consumer.has_classic_members_only:
             return []
         if not consumer.topics.cover(consumer.topics_wanted()):
             return []
@@ -366,6 +430,13 @@ class Group:
         for event in consumer.take_parked():
             answered += self.handle(event, now_ms)
         return answered
+
+
+def _founds(event: GroupEvent) -> bool:
+    """True if a consumer joins with it, which may be the first of a group."""
+    return isinstance(event, Join) or (
+        isinstance(event, ConsumerHeartbeat) and event.member_epoch == JOIN_EPOCH
+    )
 
 
 def _refuses(answered: Answered, event: Join) -> bool:

@@ -1,7 +1,8 @@
-"""Configs of single groups: their names, their bounds, and the settings that a group runs by (KIP-848). Pure.
+"""Configs of single groups: their names, their bounds, and the settings that a group runs by (KIP-848,
+KIP-1071). Pure.
 
 A group's config overrides the agent's setting. Promise: a group honours every accepted value. Configs of
-share and streams groups are refused, because there are no such groups. Source: Kafka's GroupConfig.
+share groups are refused, because there are no such groups. Source: Kafka's GroupConfig.
 """
 
 from collections.abc import Mapping
@@ -14,33 +15,39 @@ from sequencer.topics.config_checks import InvalidConfig, whole_number
 
 _SESSION: Final = "consumer.session.timeout.ms"
 _HEARTBEAT: Final = "consumer.heartbeat.interval.ms"
+_STREAMS_SESSION: Final = "streams.session.timeout.ms"
+_STREAMS_HEARTBEAT: Final = "streams.heartbeat.interval.ms"
 _INT: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupConfigDefinition:
     """`setting` names the agent's setting that it overrides. `least` and `most` name the settings that bound
-    it.
+    it. Without `least`, 0 is the least.
     """
 
     name: str
     setting: str
-    least: str
+    least: str | None = None
     most: str
     documentation: str
 
+    def bounds(self, settings: GroupSettings) -> tuple[int, int]:
+        return 0 if self.least is None else getattr(settings, self.least), getattr(settings, self.most)
+
     def check(self, value: str, settings: GroupSettings) -> None:
         """Raises InvalidConfig."""
-        whole_number(self.name, 1, _INT)(value)
-        for bound, is_within, relation in (
-            (self.least, int(value) >= getattr(settings, self.least), "greater"),
-            (self.most, int(value) <= getattr(settings, self.most), "less"),
-        ):
-            if not is_within:
-                raise InvalidConfig(
-                    f"{self.name} must be {relation} than or equal to TIDELOG_{bound.upper()}, which is "
-                    f"{getattr(settings, bound)}"
-                )
+        least, most = self.bounds(settings)
+        whole_number(self.name, 0 if self.least is None else 1, _INT)(value)
+        if self.least is not None and int(value) < least:
+            raise self._refusal("greater", self.least, least)
+        if int(value) > most:
+            raise self._refusal("less", self.most, most)
+
+    def _refusal(self, relation: str, setting: str, bound: int) -> InvalidConfig:
+        return InvalidConfig(
+            f"{self.name} must be {relation} than or equal to TIDELOG_{setting.upper()}, which is {bound}"
+        )
 
 
 GROUP_CONFIGS: Final[Mapping[str, GroupConfigDefinition]] = MappingProxyType(
@@ -61,14 +68,37 @@ GROUP_CONFIGS: Final[Mapping[str, GroupConfigDefinition]] = MappingProxyType(
                 most="group_consumer_max_session_timeout_ms",
                 documentation="A member of the new protocol is removed after this silence.",
             ),
+            GroupConfigDefinition(
+                name=_STREAMS_HEARTBEAT,
+                setting="group_streams_heartbeat_interval_ms",
+                least="group_streams_min_heartbeat_interval_ms",
+                most="group_streams_max_heartbeat_interval_ms",
+                documentation="How often members of a streams group should send heartbeats.",
+            ),
+            GroupConfigDefinition(
+                name=_STREAMS_SESSION,
+                setting="group_streams_session_timeout_ms",
+                least="group_streams_min_session_timeout_ms",
+                most="group_streams_max_session_timeout_ms",
+                documentation="A member of a streams group is removed after this silence.",
+            ),
+            GroupConfigDefinition(
+                name="streams.num.standby.replicas",
+                setting="group_streams_num_standby_replicas",
+                most="group_streams_max_standby_replicas",
+                documentation="How many standby copies of its state a streams group keeps for each task.",
+            ),
+            GroupConfigDefinition(
+                name="streams.initial.rebalance.delay.ms",
+                setting="group_streams_initial_rebalance_delay_ms",
+                most="group_streams_max_initial_rebalance_delay_ms",
+                documentation="How long an empty streams group waits for members before it assigns tasks.",
+            ),
         )
     }
 )
 
-_NOT_THERE: Final = {
-    "share.": "there are no share groups (KIP-932)",
-    "streams.": "there are no streams groups (KIP-1071)",
-}
+_NOT_THERE: Final = {"share.": "there are no share groups (KIP-932)"}
 
 
 def validate_group_config(name: str, value: str, settings: GroupSettings) -> None:
@@ -87,13 +117,11 @@ def settings_of_group(config: Mapping[str, str], settings: GroupSettings) -> Gro
     """Returns the settings of a group that has set `config`. A value outside this agent's bounds, which
     another agent allowed, is brought within them.
     """
-    values = {
-        definition.setting: min(
-            max(int(config[name]), getattr(settings, definition.least)), getattr(settings, definition.most)
-        )
-        for name, definition in GROUP_CONFIGS.items()
-        if name in config
-    }
+    values: dict[str, int] = {}
+    for name, definition in GROUP_CONFIGS.items():
+        if name in config:
+            least, most = definition.bounds(settings)
+            values[definition.setting] = min(max(int(config[name]), least), most)
     return settings.model_copy(update=values) if values else settings
 
 
@@ -102,3 +130,5 @@ def check_fit(config: Mapping[str, str], settings: GroupSettings) -> None:
     runs_by = settings_of_group(config, settings)
     if runs_by.group_consumer_session_timeout_ms <= runs_by.group_consumer_heartbeat_interval_ms:
         raise InvalidConfig(f"{_SESSION} must be greater than {_HEARTBEAT}")
+    if runs_by.group_streams_session_timeout_ms <= runs_by.group_streams_heartbeat_interval_ms:
+        raise InvalidConfig(f"{_STREAMS_SESSION} must be greater than {_STREAMS_HEARTBEAT}")

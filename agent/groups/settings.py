@@ -40,7 +40,49 @@ class GroupSettings(Settings):
     (group.consumer.max.heartbeat.interval.ms).
     """
     group_consumer_max_rebalance_timeout_ms: int = Field(default=1_800_000, ge=1)
-    """The longest time that a member of the new protocol may take to give partitions back."""
+    """The longest time that a member of the new protocol, or of a streams group, may take to give partitions
+    or tasks back.
+    """
+    group_streams_session_timeout_ms: int = Field(default=45_000, ge=1)
+    """A member of a streams group is removed after this silence (group.streams.session.timeout.ms)."""
+    group_streams_heartbeat_interval_ms: int = Field(default=5_000, ge=1)
+    """How often members of a streams group should send heartbeats (group.streams.heartbeat.interval.ms)."""
+    group_streams_min_session_timeout_ms: int = Field(default=45_000, ge=1)
+    """The shortest session timeout that a streams group's own config may name
+    (group.streams.min.session.timeout.ms).
+    """
+    group_streams_max_session_timeout_ms: int = Field(default=60_000, ge=1)
+    """The longest session timeout that a streams group's own config may name
+    (group.streams.max.session.timeout.ms).
+    """
+    group_streams_min_heartbeat_interval_ms: int = Field(default=5_000, ge=1)
+    """The shortest heartbeat interval that a streams group's own config may name
+    (group.streams.min.heartbeat.interval.ms).
+    """
+    group_streams_max_heartbeat_interval_ms: int = Field(default=15_000, ge=1)
+    """The longest heartbeat interval that a streams group's own config may name
+    (group.streams.max.heartbeat.interval.ms).
+    """
+    group_streams_num_standby_replicas: int = Field(default=0, ge=0)
+    """How many standby copies of its state a streams group keeps for each task
+    (group.streams.num.standby.replicas).
+    """
+    group_streams_max_standby_replicas: int = Field(default=2, ge=0)
+    """The most standby copies that a streams group's own config may name
+    (group.streams.max.standby.replicas).
+    """
+    group_streams_initial_rebalance_delay_ms: int = Field(default=3_000, ge=0)
+    """How long an empty streams group waits for more members before it assigns tasks
+    (group.streams.initial.rebalance.delay.ms).
+    """
+    group_streams_max_initial_rebalance_delay_ms: int = Field(default=300_000, ge=0)
+    """The longest such wait that a streams group's own config may name."""
+    group_streams_max_topics: int = Field(default=2_000, ge=1)
+    """The most topics, and the most subtopologies, that the topology of a streams group may name."""
+    group_streams_max_topology_bytes: int = Field(default=1 << 20, ge=1)
+    """The most characters of all names and configs in such a topology. Postgres keeps it with the group."""
+    group_streams_max_tasks: int = Field(default=20_000, ge=1)
+    """The most tasks of a streams group, and the most partitions of the topics that it creates."""
     group_regex_max_length: int = Field(default=1_000, ge=1)
     """The most characters of a regular expression that a member subscribes with."""
     group_regex_max_program_size: int = Field(default=10_000, ge=1)

@@ -54,6 +54,20 @@ APIS: Final = (
         module="consumer_group_describe",
         order=Order.READ,
     ),
+    Api(
+        key=88,
+        name="StreamsGroupHeartbeat",
+        versions=range(1),
+        module="streams_group_heartbeat",
+        carried_out=True,
+    ),
+    Api(
+        key=89,
+        name="StreamsGroupDescribe",
+        versions=range(1),
+        module="streams_group_describe",
+        order=Order.READ,
+    ),
     Api(key=19, name="CreateTopics", versions=range(2, 8), module="create_topics"),
     Api(key=20, name="DeleteTopics", versions=range(1, 7), module="delete_topics"),
     Api(key=22, name="InitProducerId", versions=range(6), module="init_producer_id"),
@@ -138,7 +152,6 @@ _SECURITY: Final = "there is no authentication or authorization yet"
 _QUOTAS: Final = "there are no quotas: only the agent's memory slows clients down"
 _NO_CONTROLLER: Final = "spoken between Kafka's brokers and controllers; there are no controllers"
 _SHARE: Final = "share groups (KIP-932) are not available"
-_STREAMS: Final = "the streams group protocol (KIP-1071) is not available: Kafka Streams uses classic groups"
 
 NOT_SERVED: Final[Mapping[int, NotServed]] = MappingProxyType(
     {
@@ -192,8 +205,6 @@ NOT_SERVED: Final[Mapping[int, NotServed]] = MappingProxyType(
             (85, "WriteShareGroupState", _SHARE),
             (86, "DeleteShareGroupState", _SHARE),
             (87, "ReadShareGroupStateSummary", _SHARE),
-            (88, "StreamsGroupHeartbeat", _STREAMS),
-            (89, "StreamsGroupDescribe", _STREAMS),
             (90, "DescribeShareGroupOffsets", _SHARE),
             (91, "AlterShareGroupOffsets", _SHARE),
             (92, "DeleteShareGroupOffsets", _SHARE),

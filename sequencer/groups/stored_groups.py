@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-GroupKind: TypeAlias = Literal["classic", "consumer"]
+GroupKind: TypeAlias = Literal["classic", "consumer", "streams"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,13 +21,7 @@ _NO_TRANSACTIONS = (
 _ONE_PROTOCOL = "it knows the classic protocol only, see above"
 _NO_NEW_PROTOCOL = "no option of its consumer names a group protocol; it joins by JoinGroup alone"
 
-_REFUSED = "`test_users_of_streams_read_that_their_rebalance_protocol_is_not_available`"
-
 NOT_OFFERED: Mapping[tuple[str, str], str] = {
-    ("kafka-streams", "the streams rebalance protocol (KIP-1071)"): (
-        "not by Tidelog: Streams stops with `group.protocol=streams` and says so "
-        f"({_REFUSED}); `classic` is its default"
-    ),
     ("aiokafka", "group: cooperative, partitions kept"): (
         "its assignors are range, round robin and sticky, all eager: `aiokafka/coordinator/assignors`"
     ),

@@ -1,5 +1,5 @@
 """Kafka Streams, at least once and exactly once: stores whose changelogs agents clean while instances die and
-restore them.
+restore them. In classic groups, and in groups of the streams protocol (KIP-1071).
 
 Promises that a wrong result cannot come from the test's own timing:
 
@@ -55,6 +55,9 @@ AGENTS: Mapping[str, str] = {
     # Nothing is cleaned until the bucket of a new database was watched for a while.
     "TIDELOG_OWNERSHIP_RATCHET_S": "3",
     "TIDELOG_TRANSACTION_TIMEOUT_INTERVAL_S": "0.5",
+    # In the streams protocol the agents say what the clients of a classic group do (STREAMS).
+    "TIDELOG_GROUP_STREAMS_HEARTBEAT_INTERVAL_MS": "1000",
+    "TIDELOG_GROUP_STREAMS_SESSION_TIMEOUT_MS": "10000",
 }
 _SERDES = "org.apache.kafka.common.serialization.Serdes$StringSerde"
 _IN_MEMORY = "org.apache.kafka.streams.state.BuiltInDslStoreSuppliers$InMemoryDslStoreSuppliers"
@@ -79,7 +82,6 @@ EXACTLY_ONCE: Mapping[str, str] = {
     "producer_transaction_timeout_ms": "5000",
 }
 STORES = ("counts", "numbers", "windows")
-_REFUSED = "does not support the STREAMS group protocol"
 _MODULES = Path(support.__file__).with_name("kafka_streams.xml")
 _SOURCE = Path(__file__).with_name("WordCounts.java")
 
@@ -275,11 +277,12 @@ class Application:
         self._stack = stack
         self._directory = directory
         self._started = started
+        self.settings = dict(STREAMS)
         self.servers = ",".join(agent.address.bootstrap for agent in stack.agents)
         self.admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
-        self._name = f"words-{uuid.uuid4().hex[:8]}"
-        self.sentences = f"{self._name}-sentences"
-        self.outputs = (f"{self._name}-counts", f"{self._name}-numbers", f"{self._name}-windows")
+        self.name = f"words-{uuid.uuid4().hex[:8]}"
+        self.sentences = f"{self.name}-sentences"
+        self.outputs = (f"{self.name}-counts", f"{self.name}-numbers", f"{self.name}-windows")
         asked = [
             NewTopic(topic, PARTITIONS, 1, config={"retention.ms": "-1"})
             for topic in (self.sentences, *self.outputs)
@@ -289,10 +292,11 @@ class Application:
 
     def start(self, name: str, **settings: str) -> Instance:
         given = {
-            **STREAMS,
-            "application.id": self._name,
+            **self.settings,
+            "application.id": self.name,
             "bootstrap.servers": self.servers,
             "client.id": name,
+            "application.server": f"{name}:1",
             "state.dir": str(self._directory / name),
             **{key.replace("_", "."): value for key, value in settings.items()},
         }
@@ -319,7 +323,7 @@ class Application:
         self._stack.restart(index)
 
     def changelog(self, store: str) -> str:
-        return f"{self._name}-{store}-changelog"
+        return f"{self.name}-{store}-changelog"
 
     def policy_of(self, topic: str) -> str:
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
@@ -371,7 +375,7 @@ class Application:
         """Returns when Streams has deleted more than half of each partition of its repartition topic."""
         until = time.monotonic() + PATIENCE_S
         while True:
-            starts, ends = self.bounds(f"{self._name}-words-repartition")
+            starts, ends = self.bounds(f"{self.name}-words-repartition")
             if all(2 * start > end > 0 for start, end in zip(starts, ends, strict=True)):
                 return
             assert time.monotonic() < until, f"it keeps {starts} to {ends}"
@@ -422,6 +426,59 @@ def application(
 def test_stores_outlive_instances_and_an_agent_while_their_changelogs_are_cleaned(
     application: Application,
 ) -> None:
+    lose_instances_and_an_agent(application)
+
+
+@tried("kafka-streams", "the streams rebalance protocol (KIP-1071)")
+@pytest.mark.timeout(600)
+def test_stores_outlive_instances_and_an_agent_in_a_streams_group(
+    application: Application, java: Java
+) -> None:
+    """Two threads per instance, one standby copy."""
+    group = ("--bootstrap-server", application.servers, "--group", application.name)
+    entity = ("--bootstrap-server", application.servers, "--entity-type", "groups", "--alter")
+    config = ("--entity-name", application.name, "--add-config", "streams.num.standby.replicas=1")
+    java.run("kafka.admin.ConfigCommand", (*entity, *config))
+    application.settings |= {"group.protocol": "streams", "num.stream.threads": "2"}
+
+    lose_instances_and_an_agent(application)
+
+    listed = java.tool(_STREAMS_GROUPS, "--bootstrap-server", application.servers, "--list").split()
+    state = java.tool(_STREAMS_GROUPS, *group, "--describe", "--state")
+    members = java.tool(_STREAMS_GROUPS, *group, "--describe", "--members")
+    offsets = java.tool(_STREAMS_GROUPS, *group, "--describe", "--offsets")
+    assert listed == [application.name]
+    assert "Stable" in state
+    assert members.count("third-StreamThread") == 2
+    assert {f"{application.name}-words-repartition", application.sentences} <= set(offsets.split())
+
+
+@tried("kafka-streams", "exactly once in a streams group")
+@pytest.mark.timeout(600)
+def test_a_streams_group_counts_exactly_once(application: Application) -> None:
+    [seed] = seeds(1)
+    application.settings |= {"group.protocol": "streams", "processing.guarantee": "exactly_once_v2"}
+    first, second = application.start("first"), application.start("second")
+    first.wait_until_running()
+    second.wait_until_running()
+    writer = Writer(application.servers, application.sentences, seed)
+    outputs = Outputs(application.servers, application.outputs)
+
+    with load(writer):
+        outputs.wait_for(writer.expected_after_more())
+        first.kill()
+        application.kill_and_restart_an_agent(Random(seed).randrange(2))
+        outputs.wait_for(writer.expected_after_more())
+    outputs.wait_for(writer.expected())
+
+    assert outputs.last == writer.expected()
+    outputs.close()
+
+
+def lose_instances_and_an_agent(application: Application) -> None:
+    """Writes, kills an instance, an agent and another instance, and compares the results. The third instance
+    is left.
+    """
     [seed] = seeds(1)
     first, second = application.start("first"), application.start("second")
     first.wait_until_running()
@@ -537,16 +594,3 @@ def test_an_application_that_is_reset_begins_again(application: Application, jav
     assert outputs.last == writer.expected()
     assert len(application.read(application.outputs[0])) == 3 * written
     outputs.close()
-
-
-def test_users_of_streams_read_that_their_rebalance_protocol_is_not_available(
-    streams: Java, running: Stack, stack_directory: Path
-) -> None:
-    with ExitStack() as started:
-        application = Application(streams, running, stack_directory / "instances", started)
-
-        instance = application.start("refused", group_protocol="streams")
-        until = time.monotonic() + PATIENCE_S
-        while not (_REFUSED in instance.said() and "PENDING_ERROR" in instance.states()):
-            assert time.monotonic() < until, instance.said()[-4000:]
-            time.sleep(0.1)

@@ -51,6 +51,7 @@ from agent.groups.events import (
     TopicsWanted,
 )
 from agent.groups.settings import GroupSettings
+from agent.groups.streams.topology import InternalTopic
 from sequencer.groups.stored_groups import GroupChange, GroupKind, StoredGroup, StoredMember
 
 
@@ -267,6 +268,9 @@ class ClassicGroup:
     def topics_wanted(self) -> TopicsWanted:
         """None: the members' leader assigns."""
         return TopicsWanted()
+
+    def topics_to_create(self) -> tuple[InternalTopic, ...]:
+        return ()
 
     def tick(self, now_ms: int) -> list[Answered]:
         self._rounds.tick(now_ms)

@@ -31,7 +31,6 @@ from agent.groups.events import (
     ConsumerHeartbeatAnswer,
     DescribedMember,
     GroupDescription,
-    GroupEvent,
     GroupFault,
     GroupState,
     Heartbeat,
@@ -46,6 +45,7 @@ from agent.groups.events import (
     TopicsWanted,
 )
 from agent.groups.settings import GroupSettings
+from agent.groups.streams.topology import InternalTopic
 from sequencer.groups.stored_groups import GroupChange, GroupKind, StoredGroup
 
 Request: TypeAlias = Join | Sync | Heartbeat | Leave | ConsumerHeartbeat
@@ -135,7 +135,7 @@ class ConsumerGroup:
     def generation(self) -> int:
         return self._roster.epoch
 
-    def handle(self, event: GroupEvent, now_ms: int) -> list[Answered]:
+    def handle(self, event: Request | TopicsSeen, now_ms: int) -> list[Answered]:
         if not isinstance(event, TopicsSeen):
             return self._serve_or_park(event, now_ms)
         self._group.see(event)
@@ -165,6 +165,9 @@ class ConsumerGroup:
         if wanted != self._wanted:
             self._wanted = wanted
         return self._wanted
+
+    def topics_to_create(self) -> tuple[InternalTopic, ...]:
+        return ()
 
     def check_commit(
         self,

@@ -21,7 +21,6 @@ from agent.groups.consumer.consumer_members import (
     LEAVE_EPOCH,
     STATIC_LEAVE_EPOCH,
     ConsumerMember,
-    is_part,
 )
 from agent.groups.consumer.consumer_membership import ConsumerMembership, MemberRefused
 from agent.groups.consumer.known_topics import InvalidRegex, check_regex
@@ -32,6 +31,7 @@ from agent.groups.events import (
     GroupFault,
     TopicsWanted,
 )
+from agent.groups.partition_sets import is_part
 
 
 def topics_of(event: ConsumerHeartbeat) -> TopicsWanted:

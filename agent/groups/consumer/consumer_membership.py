@@ -22,15 +22,13 @@ from agent.groups.consumer.assignors import ASSIGNORS, Subscriber
 from agent.groups.consumer.consumer_members import (
     STATIC_LEAVE_EPOCH,
     ConsumerMember,
-    chosen,
-    partitions_of,
     reconciled,
-    without,
 )
 from agent.groups.consumer.consumer_roster import ConsumerRoster
 from agent.groups.consumer.known_topics import KnownTopics, wanted_by
 from agent.groups.coordinator.deadlines import Deadlines
 from agent.groups.events import Assignment, GroupFault, TopicsSeen, TopicsWanted
+from agent.groups.partition_sets import chosen, partitions_of, without
 from agent.groups.settings import GroupSettings
 from storage.identifiers import TopicId
 

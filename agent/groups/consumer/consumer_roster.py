@@ -23,9 +23,9 @@ from agent.groups.consumer.consumer_members import (
     ClassicSide,
     ConsumerMember,
     is_reconciled,
-    partitions_of,
 )
 from agent.groups.events import Assignment, GroupState, OfferedProtocol
+from agent.groups.partition_sets import partitions_of, ranges, read_ranges
 from sequencer.groups.stored_groups import GroupChange, StoredGroup, StoredMember
 from storage.identifiers import Partition, TopicId
 
@@ -90,29 +90,11 @@ def _read_classic(document: Mapping[str, Any] | None) -> ClassicSide | None:
 
 
 def _write(assignment: Assignment) -> dict[str, str]:
-    return {topic.hex: _ranges(partitions) for topic, partitions in sorted(assignment.items())}
+    return {topic.hex: ranges(partitions) for topic, partitions in sorted(assignment.items())}
 
 
 def _read(document: Mapping[str, str]) -> Assignment:
-    return {TopicId(UUID(topic)): frozenset(_numbers(ranges)) for topic, ranges in document.items()}
-
-
-def _ranges(partitions: frozenset[Partition]) -> str:
-    runs: list[list[int]] = []
-    for partition in sorted(partitions):
-        if runs and runs[-1][1] == partition - 1:
-            runs[-1][1] = partition
-        else:
-            runs.append([partition, partition])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-
-
-def _numbers(ranges: str) -> list[Partition]:
-    numbers: list[Partition] = []
-    for run in ranges.split(","):
-        first, _, last = run.partition("-")
-        numbers.extend(map(Partition, range(int(first), int(last or first) + 1)))
-    return numbers
+    return {TopicId(UUID(topic)): read_ranges(text) for topic, text in document.items()}
 
 
 class ConsumerRoster:

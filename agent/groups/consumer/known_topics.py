@@ -130,6 +130,11 @@ class KnownTopics:
             return self._asked.everything or not wanted.everything
         return not wanted.everything and wanted.names <= self._asked.names
 
+    @property
+    def shapes(self) -> Mapping[str, TopicShape]:
+        """The existing topics among those looked up."""
+        return self._topics
+
     def id_of(self, name: str) -> TopicId | None:
         shape = self._topics.get(name)
         return None if shape is None else shape.topic_id

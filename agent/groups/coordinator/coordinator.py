@@ -23,8 +23,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from agent.groups.consumer.known_topics import look_at
-from agent.groups.coordinator.running_group import MachineMaker, Request, RunningGroup, SharedByGroups
-from agent.groups.events import Answer, GroupFault, Token
+from agent.groups.coordinator.running_group import MachineMaker, RunningGroup, SharedByGroups
+from agent.groups.events import Answer, GroupFault, Request, Token
 from agent.groups.settings import GroupSettings
 from agent.metrics import Metrics
 from agent.topic_directory import TopicDirectory

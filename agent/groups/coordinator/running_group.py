@@ -12,7 +12,7 @@ Promises:
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -21,21 +21,20 @@ from agent.groups.events import (
     Answer,
     Answered,
     CommitFence,
-    ConsumerHeartbeat,
     GroupDescription,
     GroupEvent,
     GroupFault,
     GroupState,
-    Heartbeat,
-    Join,
-    Leave,
-    Sync,
+    Request,
     Token,
+    TopicsCreated,
     TopicsSeen,
     TopicsWanted,
 )
 from agent.groups.group_configs import settings_of_group
 from agent.groups.settings import GroupSettings
+from agent.groups.streams.create_topics import create_topics
+from agent.groups.streams.topology import InternalTopic
 from agent.metrics import Metrics
 from agent.topic_directory import TopicDirectory
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
@@ -72,6 +71,8 @@ class GroupMachine(Protocol):
 
     def topics_wanted(self) -> TopicsWanted: ...
 
+    def topics_to_create(self) -> Sequence[InternalTopic]: ...
+
     def check_commit(
         self, member_id: str, instance_id: str | None, generation: int, now_ms: int
     ) -> CommitFence | GroupFault: ...
@@ -94,8 +95,6 @@ MachineMaker: TypeAlias = Callable[[StoredGroup | None, int], GroupMachine]
 
 
 log = logging.getLogger("tidelog")
-
-Request = Join | Sync | Heartbeat | Leave | ConsumerHeartbeat
 
 _NOTHING = TopicsWanted()
 
@@ -293,20 +292,32 @@ class RunningGroup:
         self._writing = False
         return held
 
-    def _handle(self, event: Request | TopicsSeen, now_ms: int) -> list[Answered]:
+    def _handle(self, event: GroupEvent, now_ms: int) -> list[Answered]:
         if isinstance(event, TopicsSeen):
             self.seen = event
         return self.machine.handle(event, now_ms)
 
     async def _shown_wanted_topics(self) -> list[Answered]:
-        """Shows topics that no request needed before, if some are wanted now."""
+        """Shows topics that no request needed before, if some are wanted now. Creates topics that the group
+        misses, and shows them.
+        """
         answered: list[Answered] = []
-        wanted = self.machine.topics_wanted()
-        while wanted is not self._asked and wanted != self._asked:
+        while True:
+            created = await self._created_topics(answered)
+            wanted = self.machine.topics_wanted()
+            if not created and (wanted is self._asked or wanted == self._asked):
+                return answered
             seen = (await look_at(self._shared.topics, [wanted]))[wanted]
             answered += self._handle(seen, self._now_ms())
-            wanted = self.machine.topics_wanted()
-        return answered
+
+    async def _created_topics(self, answered: list[Answered]) -> bool:
+        """Returns whether there were topics to create."""
+        missing = self.machine.topics_to_create()
+        if not missing:
+            return False
+        refused = await create_topics(self._shared.topics, missing, group_id=self.group_id)
+        answered += self._handle(TopicsCreated(refused=refused), self._now_ms())
+        return True
 
     @property
     def _asked(self) -> TopicsWanted:

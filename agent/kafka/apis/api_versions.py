@@ -23,12 +23,18 @@ from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.served import APIS
 
-_TRANSACTION_VERSION: Final = "transaction.version"
-_SUPPORTED: Final = (SupportedFeatureKey(name=_TRANSACTION_VERSION, min_version=i16(0), max_version=i16(2)),)
-_FINALIZED: Final = (
-    FinalizedFeatureKey(name=_TRANSACTION_VERSION, max_version_level=i16(2), min_version_level=i16(2)),
+_FEATURES: Final = {"transaction.version": 2, "streams.version": 1}
+"""Clients that know transaction.version 2 use it (KIP-890). streams.version 1 says that there are streams
+groups (KIP-1071).
+"""
+_SUPPORTED: Final = tuple(
+    SupportedFeatureKey(name=name, min_version=i16(0), max_version=i16(level))
+    for name, level in _FEATURES.items()
 )
-"""Clients that know transaction.version 2 use it (KIP-890)."""
+_FINALIZED: Final = tuple(
+    FinalizedFeatureKey(name=name, max_version_level=i16(level), min_version_level=i16(level))
+    for name, level in _FEATURES.items()
+)
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _LONGEST_NOTED: Final = 64
 _FIRST_WITH_SOFTWARE: Final = 3

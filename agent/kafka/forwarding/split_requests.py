@@ -25,13 +25,14 @@ _OFFSET_FETCH: Final = 9
 _JOIN_GROUP: Final = 11
 _SYNC_GROUP: Final = 14
 # OffsetCommit, JoinGroup, Heartbeat, LeaveGroup, SyncGroup, TxnOffsetCommit, OffsetDelete,
-# ConsumerGroupHeartbeat
-_NAME_ONE: Final = frozenset((8, _JOIN_GROUP, 12, 13, _SYNC_GROUP, 28, 47, 68))
+# ConsumerGroupHeartbeat, StreamsGroupHeartbeat
+_NAME_ONE: Final = frozenset((8, _JOIN_GROUP, 12, 13, _SYNC_GROUP, 28, 47, 68, 88))
 _NAME_MANY: Final[Mapping[int, _Many]] = {
     _OFFSET_FETCH: _Many(asked="groups", answered="groups"),
     15: _Many(asked="groups", answered="groups"),  # DescribeGroups
     42: _Many(asked="groups_names", answered="results"),  # DeleteGroups
     69: _Many(asked="group_ids", answered="groups"),  # ConsumerGroupDescribe
+    89: _Many(asked="group_ids", answered="groups"),  # StreamsGroupDescribe
 }
 _COORDINATED: Final = _NAME_ONE | _NAME_MANY.keys()
 _WAIT_FOR_MEMBERS: Final = frozenset((_JOIN_GROUP, _SYNC_GROUP))

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from itertools import count
 from uuid import UUID
 
-from agent.groups.consumer.consumer_members import partitions_of
 from agent.groups.consumer.consumer_protocol import (
     by_id,
     by_name,
@@ -45,6 +44,7 @@ from agent.groups.events import (
     TopicsWanted,
 )
 from agent.groups.group import Group
+from agent.groups.partition_sets import partitions_of
 from agent.groups.settings import GroupSettings
 from sequencer.groups.stored_groups import StoredGroup
 from storage.identifiers import Partition, TopicId

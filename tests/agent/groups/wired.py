@@ -22,6 +22,7 @@ from agent.groups.events import (
     Join,
     JoinAnswer,
     OfferedProtocol,
+    StreamsHeartbeatAnswer,
     Sync,
     SyncAnswer,
 )
@@ -37,12 +38,14 @@ from cache_ring.settings import CacheRingSettings
 from sequencer.client import Sequencer
 from sequencer.groups.committed_offsets import NOT_COMMITTED, CommittedOffset
 from storage.identifiers import Offset, Partition, TopicId
+from tests.agent.groups.streams.streams_world import a_heartbeat
 from tests.cache_ring.builders import an_address
 from tests.support.waiting import until
 
 QUICK_RING = CacheRingSettings(membership_lease_s=60.0, membership_renew_s=0.05, membership_margin_s=0.5)
 QUICK: Mapping[str, Any] = {
     "group_initial_rebalance_delay_ms": 0,
+    "group_streams_initial_rebalance_delay_ms": 0,
     "group_lease_s": 30.0,
     "group_lease_renew_s": 0.05,
     "group_topics_s": 0.1,
@@ -141,6 +144,12 @@ class Coordinating:
         }
         event = ConsumerHeartbeat(token=self.coordinator.next_token(), member_epoch=epoch, **given)
         return await self.coordinator.ask(group_id, event, ConsumerHeartbeatAnswer, create=joins)
+
+    # --- members of the streams protocol
+
+    async def stream(self, group_id: str, epoch: int, **values: Any) -> StreamsHeartbeatAnswer | GroupFault:
+        event = a_heartbeat("ann", epoch, token=self.coordinator.next_token(), **values)
+        return await self.coordinator.ask(group_id, event, StreamsHeartbeatAnswer, create=epoch == 0)
 
     # --- offsets
 

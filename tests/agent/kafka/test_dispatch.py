@@ -101,8 +101,12 @@ BEYOND = {
     "OffsetFetch": (1, 10),
     "GetTelemetrySubscriptions": (0, 0),
     "PushTelemetry": (0, 0),
+    "StreamsGroupHeartbeat": (0, 0),
+    "StreamsGroupDescribe": (0, 0),
 }
-"""Versions that 4.1 has and does not call stable, and telemetry, which it offers once it has a receiver."""
+"""Versions and APIs that 4.1 has and does not call stable, and telemetry, which it offers once it has a
+receiver.
+"""
 
 
 def test_the_ranges_are_those_of_kafka_4() -> None:

@@ -17,9 +17,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark"), pytest.mark.t
 
 @pytest.fixture(scope="module")
 def stack(module_directory: Path) -> Iterator[Stack]:
-    folder, environment = module_directory / "stack", {"TIDELOG_TRANSACTIONS": "true"}
-    settings = StackSettings(environment=HERE, data_dir=folder, agent_environment=environment)
-    with Stack(settings) as stack:
+    with Stack(StackSettings(environment=HERE, data_dir=module_directory / "stack")) as stack:
         yield stack
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.groups.consumer.assignors import ASSIGNORS, Assignor, Subscriber, range_, uniform
-from agent.groups.consumer.consumer_members import partitions_of
 from agent.groups.events import Assignment
+from agent.groups.partition_sets import partitions_of
 from storage.identifiers import Partition, TopicId
 
 TOPICS = [TopicId(UUID(int=number + 1)) for number in range(5)]

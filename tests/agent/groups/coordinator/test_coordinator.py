@@ -16,6 +16,7 @@ from agent.groups.events import (
     Leave,
     LeaveAnswer,
     LeavingMember,
+    StreamsHeartbeatAnswer,
     SyncAnswer,
 )
 from sequencer.client import Sequencer, SequencerSettings
@@ -198,6 +199,41 @@ async def test_a_take_over_in_the_new_protocol_costs_nothing(
         assert isinstance(again, ConsumerHeartbeatAnswer)
         assert (again.fault, again.member_epoch) == (None, joined.member_epoch)
         assert await second.commit("readers", topic_id, 3, "ann", joined.member_epoch) is None
+
+
+async def test_a_take_over_of_a_streams_group_costs_nothing(sequencer: Sequencer, other: Sequencer) -> None:
+    source = await sequencer.topics.create("lines", 3, {})
+    async with coordinating(sequencer) as first:
+        joined = await first.stream("words", 0)
+        assert isinstance(joined, StreamsHeartbeatAnswer)
+        told = await first.stream("words", joined.member_epoch)
+        assert isinstance(told, StreamsHeartbeatAnswer)
+        assert told.tasks is not None
+        assert told.tasks.active == {"0": frozenset(range(3)), "1": frozenset(range(3))}
+    async with coordinating(other) as second:
+        again = await second.stream("words", told.member_epoch)
+
+        assert isinstance(again, StreamsHeartbeatAnswer)
+        assert (again.fault, again.member_epoch, again.statuses) == (None, told.member_epoch, ())
+        assert await second.commit("words", source.topic_id, 3, "ann", told.member_epoch) is None
+    created = await other.topics.by_name(["words", "counts"])
+    assert {topic.partition_count for topic in created.values()} == {3}
+
+
+async def test_two_coordinators_that_create_the_same_topic_do_not_fail(
+    sequencer: Sequencer, other: Sequencer
+) -> None:
+    await sequencer.topics.create("lines", 1, {})
+    async with coordinating(sequencer) as first, coordinating(other) as second:
+        one, two = "words-of-one", "words-of-two"
+        agents = {group: first if first.coordinator.coordinates(group) else second for group in (one, two)}
+
+        await asyncio.gather(*(agent.stream(group, 0) for group, agent in agents.items()))
+
+        for group, agent in agents.items():
+            told = await agent.stream(group, 0)
+            assert isinstance(told, StreamsHeartbeatAnswer)
+            assert (told.fault, told.statuses) == (None, ())
 
 
 async def test_new_partitions_reach_a_group_of_the_new_protocol(

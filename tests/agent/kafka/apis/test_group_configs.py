@@ -40,9 +40,16 @@ async def test_a_group_has_the_agents_defaults_until_some_are_set(wire: Wire) ->
     after, listed = await _shown(wire, "unheard-of"), await _listed(wire)
     back = await alter(wire, "unheard-of", (HEARTBEAT, DELETE, None), resource=GROUP)
 
-    assert before == {HEARTBEAT: ("5000", 5), SESSION: ("45000", 5)}
+    assert before == {
+        HEARTBEAT: ("5000", 5),
+        SESSION: ("45000", 5),
+        "streams.heartbeat.interval.ms": ("5000", 5),
+        "streams.session.timeout.ms": ("45000", 5),
+        "streams.num.standby.replicas": ("0", 5),
+        "streams.initial.rebalance.delay.ms": ("3000", 5),
+    }
     assert before.keys() == GROUP_CONFIGS.keys()
-    assert (changed.error_code, after) == (ErrorCode.none, {HEARTBEAT: ("6000", 8), SESSION: ("45000", 5)})
+    assert (changed.error_code, after) == (ErrorCode.none, before | {HEARTBEAT: ("6000", 8)})
     assert "unheard-of" in listed
     assert back.error_code is ErrorCode.none
     assert await _shown(wire, "unheard-of") == before
@@ -85,7 +92,14 @@ async def test_a_group_that_is_loaded_later_uses_its_configs(wire: Wire) -> None
         ("g", (HEARTBEAT, SET, None), ErrorCode.invalid_request, "Null value"),
         ("g", (HEARTBEAT, APPEND, "6000"), ErrorCode.invalid_config, "not LIST"),
         ("g", ("share.session.timeout.ms", SET, "45000"), ErrorCode.invalid_config, "share groups"),
-        ("g", ("streams.num.standby.replicas", SET, "1"), ErrorCode.invalid_config, "streams groups"),
+        ("g", ("streams.num.standby.replicas", SET, "3"), ErrorCode.invalid_config, "less than or equal to"),
+        ("g", ("streams.num.standby.replicas", SET, "-1"), ErrorCode.invalid_config, "between 0 and"),
+        (
+            "g",
+            ("streams.session.timeout.ms", SET, "44999"),
+            ErrorCode.invalid_config,
+            "greater than or equal",
+        ),
         ("g", ("no.such", SET, "1"), ErrorCode.invalid_config, "Known: consumer.heartbeat.interval.ms"),
         ("", (HEARTBEAT, SET, "6000"), ErrorCode.invalid_request, "must not be empty"),
         ("a\0b", (HEARTBEAT, SET, "6000"), ErrorCode.invalid_group_id, "NUL"),
@@ -118,4 +132,5 @@ async def test_alter_configs_of_a_group_returns_to_the_default_what_it_does_not_
     answer = await wire.ask(request(33, 2, resources=[given], validate_only=False))
 
     assert answer.responses[0].error_code is ErrorCode.none
-    assert await _shown(wire, "replaced") == {HEARTBEAT: ("5000", 5), SESSION: ("50000", 8)}
+    shown = await _shown(wire, "replaced")
+    assert (shown[HEARTBEAT], shown[SESSION]) == (("5000", 5), ("50000", 8))

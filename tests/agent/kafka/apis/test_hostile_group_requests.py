@@ -10,10 +10,14 @@ from uuid import UUID
 import pytest
 import pytest_asyncio
 from kio.schema.errors import ErrorCode
+from kio.schema.streams_group_heartbeat.v0 import request as schema
+from kio.schema.types import TopicName
+from kio.static.primitive import i16, i32, u16
 
 from agent.groups.settings import GroupSettings
 from tests.agent.groups.subscriptions import subscription
 from tests.agent.kafka.apis.groups_by_hand import SESSION, a_join, consume
+from tests.agent.kafka.apis.streams_by_hand import a_subtopology, a_topic_info, a_topology
 from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, a_metadata, running
 from tests.support.seeds import seeds
@@ -25,6 +29,10 @@ SETTINGS = GroupSettings(
     group_initial_rebalance_delay_ms=0,
     group_min_session_timeout_ms=1,
     group_consumer_session_timeout_ms=200,
+    group_streams_session_timeout_ms=200,
+    group_streams_heartbeat_interval_ms=50,
+    group_streams_initial_rebalance_delay_ms=50,
+    group_streams_num_standby_replicas=1,
     group_lease_renew_s=0.1,
 )
 TEXTS = (
@@ -71,6 +79,7 @@ class Chance:
             self._join, self._join, self._sync, self._heartbeat, self._leave, self._commit, self._fetch,
             self._describe,
             self._list, self._delete, self._forget, self._consume, self._consume, self._describe_consumers,
+            self._stream, self._stream, self._describe_streams,
         )  # fmt: skip
 
     def request(self) -> Any:
@@ -235,6 +244,81 @@ class Chance:
             server_assignor=self._maybe(self._random.choice(("uniform", "range", self._text()))),
             topic_partitions=self._random.choice((None, [], owned)),
         )
+
+    def _stream(self) -> Any:
+        epoch = self._random.choice((0, 0, 1, self._number()))
+        nothing = () if epoch == 0 else None
+        tasks = self._random.choice((nothing, nothing, self._tasks()))
+        tags = self._some(lambda: {"key": self._text(), "value": self._text()})
+        return request(
+            88,
+            0,
+            group_id=self._group(),
+            member_id=self._member(),
+            member_epoch=epoch,
+            endpoint_information_epoch=self._number(),
+            instance_id=self._random.choice((None, None, None, self._text())),
+            rack_id=self._maybe(self._text()),
+            rebalance_timeout=self._time(),
+            topology=self._topology() if epoch == 0 else None,
+            active_tasks=tasks,
+            standby_tasks=self._random.choice((tasks, tasks, nothing)),
+            warmup_tasks=tasks,
+            process_id=self._random.choice(("p", "q", "q", self._text(), None)),
+            user_endpoint=self._maybe(schema.Endpoint(host=self._text(), port=u16(80))),
+            client_tags=self._maybe(tags),
+            task_offsets=None,
+            task_end_offsets=None,
+            shutdown_application=self._random.random() < 0.1,
+        )
+
+    def _tasks(self) -> Any:
+        return tuple(
+            schema.TaskIds(
+                subtopology_id=self._text(), partitions=tuple(i32(n) for n in self._some(self._number))
+            )
+            for _ in range(2)
+        )
+
+    def _topology(self) -> Any:
+        def names() -> Any:
+            return tuple(map(TopicName, self._some(lambda: self._random.choice(("orders", "r", "c", "x")))))
+
+        def internal() -> Any:
+            return tuple(
+                a_topic_info(
+                    self._random.choice(("r", "c", "hostile", self._text())),
+                    self._random.choice((0, 0, 0, 1, self._number())),
+                    {self._random.choice(("cleanup.policy", self._text())): "compact"},
+                )
+                for _ in range(self._random.choice((0, 1, 2)))
+            )
+
+        return a_topology(
+            *(
+                a_subtopology(
+                    self._random.choice(("0", "1", "2", self._text())),
+                    *names(),
+                    source_topic_regex=self._random.choice(((), (), (), (self._text(),))),
+                    repartition_sink_topics=self._random.choice(((), names())),
+                    repartition_source_topics=internal(),
+                    state_changelog_topics=internal(),
+                    copartition_groups=tuple(
+                        schema.CopartitionGroup(
+                            source_topics=(i16(self._random.choice((0, 1, -1))),),
+                            repartition_source_topics=(i16(self._random.choice((0, 7))),),
+                        )
+                        for _ in range(self._random.choice((0, 0, 1)))
+                    ),
+                )
+                for _ in range(self._random.choice((0, 1, 2)))
+            ),
+            epoch=self._random.choice((0, 0, 1, self._number())),
+        )
+
+    def _describe_streams(self) -> Any:
+        groups = tuple(self._some(self._group))
+        return request(89, 0, group_ids=groups, include_authorized_operations=False)
 
     def _describe_consumers(self) -> Any:
         groups = tuple(self._some(self._group))
