@@ -82,6 +82,7 @@ EXACTLY_ONCE: Mapping[str, str] = {
     "producer_transaction_timeout_ms": "5000",
 }
 STORES = ("counts", "numbers", "windows")
+_STREAMS_GROUPS = "streams.StreamsGroupCommand"
 _MODULES = Path(support.__file__).with_name("kafka_streams.xml")
 _SOURCE = Path(__file__).with_name("WordCounts.java")
 
@@ -308,14 +309,14 @@ class Application:
 
     def reset(self, java: Java, *options: str) -> None:
         """Runs `kafka-streams-application-reset`. Raises `JavaFailed`."""
-        by = ("--bootstrap-server", self.servers, "--application-id", self._name)
+        by = ("--bootstrap-server", self.servers, "--application-id", self.name)
         java.tool("StreamsResetter", *by, "--input-topics", self.sentences, *options)
 
     def internal_topics(self) -> list[str]:
         """The changelogs and the topic for repartition."""
         given = {self.sentences, *self.outputs}
         names = self.admin.list_topics(timeout=60).topics
-        return sorted(name for name in names if name.startswith(self._name) and name not in given)
+        return sorted(name for name in names if name.startswith(self.name) and name not in given)
 
     def kill_and_restart_an_agent(self, index: int) -> None:
         self._stack.kill(index)
