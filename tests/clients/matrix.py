@@ -95,6 +95,7 @@ CLIENTS = {
                 "file source and sink",
                 "an agent dies",
                 "a worker leaves",
+                "exactly-once sources",
             ),
         ),
         Client(

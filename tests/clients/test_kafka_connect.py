@@ -2,16 +2,18 @@
 
 Connect creates the topics that hold its own state, and asks for `cleanup.policy=compact`. A worker
 that starts later reads what compaction has left of them. Lines go from a file through a topic into another
-file at least once: a line may arrive twice, but none may be missing.
+file at least once: a line may arrive twice, but none may be missing. With exactly-once support for sources
+(KIP-618) consumers of committed data read each line once, in order.
 """
 
 import asyncio
 import shutil
 import threading
+import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +27,9 @@ from tests.agent.read_path.wire import ask, request
 from tests.clients.adapters import DEADLINE_S, Confluent
 from tests.clients.matrix import tried
 from tests.clients.matrix_plugin import Matrix, ToolchainAbsent
+from tests.clients.transactional import Confluent as TransactionalConfluent
 from tests.support.kafka_connect import KafkaConnect, Worker, connect_jars, workers
+from tests.support.messages import value_of
 from tests.support.stack import HERE
 from tests.support.waiting import wait_until
 from tidelog.devstack.stack import Stack, StackSettings
@@ -65,25 +69,43 @@ class Cluster:
         return self.stack.addresses.bootstrap
 
 
-@pytest.fixture(scope="module")
-def cluster(module_directory: Path, matrix: Matrix) -> Iterator[Cluster]:
+@contextmanager
+def _cluster(
+    directory: Path, matrix: Matrix, agent_environment: Mapping[str, str], **worker_settings: str
+) -> Iterator[Cluster]:
     """Raises `ToolchainAbsent` without Java."""
     if shutil.which("java") is None:
         raise ToolchainAbsent(_NAME, "java")
     connect: KafkaConnect = connect_jars()
     matrix.note_version(_NAME, connect.version)
     settings = StackSettings(
-        environment=HERE, data_dir=module_directory / "stack", agent_environment=_CLEANINGS
+        environment=HERE, data_dir=directory / "stack", agent_environment=agent_environment
     )
     with ExitStack() as running:
         stack = running.enter_context(Stack(settings))
-        given = {"bootstrap.servers": stack.addresses.bootstrap, **_WORKER}
+        others = {name.replace("_", "."): value for name, value in worker_settings.items()}
+        given = {"bootstrap.servers": stack.addresses.bootstrap, **_WORKER, **others}
 
         def start(count: int) -> Sequence[Worker]:
-            directory = module_directory / f"connect-{uuid.uuid4().hex[:8]}"
-            return running.enter_context(workers(connect, directory, count, given))
+            workers_directory = directory / f"connect-{uuid.uuid4().hex[:8]}"
+            return running.enter_context(workers(connect, workers_directory, count, given))
 
         yield Cluster(stack=stack, start=start)
+
+
+@pytest.fixture
+def cluster(module_directory: Path, matrix: Matrix) -> Iterator[Cluster]:
+    with _cluster(module_directory / "cleaned", matrix, _CLEANINGS) as running:
+        yield running
+
+
+@pytest.fixture
+def exactly_once_cluster(module_directory: Path, matrix: Matrix) -> Iterator[Cluster]:
+    """Agents that leave Connect's topics as they are: log compaction does not know transactions yet."""
+    never = {"TIDELOG_CLEAN_INTERVAL_S": "3600"}
+    exactly_once = {"exactly_once_source_support": "enabled"}
+    with _cluster(module_directory / "once", matrix, never, **exactly_once) as running:
+        yield running
 
 
 class Feeder:
@@ -188,6 +210,92 @@ def test_every_line_arrives_although_an_agent_is_killed_and_a_worker_stops(
     )
     for topic in ("connect-configs", "connect-offsets", "connect-status"):
         assert _config(cluster.servers, topic)["cleanup.policy"] == "compact"
+
+
+@tried(_NAME, "exactly-once sources")
+def test_each_line_is_read_once_although_an_agent_and_workers_die_or_hang(
+    exactly_once_cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster, source = exactly_once_cluster, tmp_path / "source.txt"
+    source.touch()
+    both = cluster.start(2)
+    admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": cluster.servers})
+    asked = confluent_kafka.admin.NewTopic(_TOPIC, 1, 1)
+    admin.create_topics([asked], request_timeout=60)[_TOPIC].result(DEADLINE_S)
+    both[0].put_connector(
+        "source",
+        {
+            "connector.class": "org.apache.kafka.connect.file.FileStreamSourceConnector",
+            "file": str(source),
+            "topic": _TOPIC,
+            "exactly.once.support": "required",
+        },
+    )
+    _wait_until_runs(both[1], "source", tasks=1)
+
+    with Feeder(source) as feeder, closing(CommittedLines(cluster.servers)) as read:
+        read.until(feeder.written + _MORE_LINES)
+        victim = _coordinator(cluster)
+        cluster.stack.kill(victim)
+        read.until(feeder.written + _MORE_LINES)
+        cluster.stack.restart(victim)
+
+        _wait_until_runs(both[0], "source", tasks=1)
+        zombie, other = _with_the_task_first(both)
+        with zombie.paused():
+            _wait_until_runs(other, "source", tasks=1, only_at=other)
+            read.until(feeder.written + _MORE_LINES)
+        read.until(feeder.written + _MORE_LINES)
+        wait_until(zombie.is_ready, _PATIENCE_S)
+        read.until(feeder.written + _MORE_LINES)
+
+        killed, stays = _with_the_task_first(both)
+        killed.kill()
+        _wait_until_runs(stays, "source", tasks=1, only_at=stays)
+        read.until(feeder.written + _MORE_LINES)
+
+    wait_until(lambda: _moved_to(stays, source), _PATIENCE_S)
+    (lines,) = TransactionalConfluent().read(cluster.servers, _TOPIC, [0], committed=True).values()
+    assert lines == [f"line {number}" for number in range(feeder.written)]
+    (every,) = TransactionalConfluent().read(cluster.servers, _TOPIC, [0], committed=False).values()
+    print(f"{len(lines)} lines, and {len(every) - len(lines)} of aborted transactions")
+
+
+class CommittedLines:
+    """What a consumer of committed data reads of the topic."""
+
+    def __init__(self, servers: str) -> None:
+        settings = {"bootstrap.servers": servers, "group.id": "unused", "enable.auto.commit": False}
+        self._consumer = confluent_kafka.Consumer({**settings, "isolation.level": "read_committed"})
+        self._consumer.assign([confluent_kafka.TopicPartition(_TOPIC, 0, 0)])
+        self._lines: list[str] = []
+
+    def until(self, count: int) -> None:
+        """Reads on until there are as many lines."""
+        until = time.monotonic() + _PATIENCE_S
+        while len(self._lines) < count:
+            assert time.monotonic() < until, f"{len(self._lines)} of {count} lines came"
+            for message in self._consumer.consume(1000, timeout=1.0):
+                error = message.error()
+                if error is None:
+                    self._lines.append(value_of(message).decode())
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+def _with_the_task_first(both: Sequence[Worker]) -> tuple[Worker, Worker]:
+    """The worker that runs the source's task, and the other one."""
+    first, second = both
+    found: list[str] = []
+
+    def is_known() -> bool:
+        tasks = first.status("source").get("tasks", [])
+        found[:] = [task["worker_id"] for task in tasks if task["state"] == "RUNNING"]
+        return len(found) == 1
+
+    wait_until(is_known, _PATIENCE_S)
+    return (first, second) if found == [first.name] else (second, first)
 
 
 def _arrived(sink: Path) -> Counter[str]:

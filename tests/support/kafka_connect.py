@@ -5,6 +5,8 @@ Their jars come from Maven Central by name, once (36 MB), into `.cache/kafka-con
 """
 
 import hashlib
+import signal
+import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -57,8 +59,9 @@ def connect_jars() -> KafkaConnect:
 class Worker:
     """One worker of a distributed Connect cluster."""
 
-    def __init__(self, url: str, running: ExitStack) -> None:
+    def __init__(self, url: str, process: "subprocess.Popen[bytes]", running: ExitStack) -> None:
         self.url = url
+        self._process = process
         self._running = running
 
     @property
@@ -73,6 +76,20 @@ class Worker:
     def stop(self) -> None:
         """Ends it as an operator does: SIGTERM. Returns when it has ended."""
         self._running.close()
+
+    def kill(self) -> None:
+        """SIGKILL. Returns when it has ended."""
+        self._process.kill()
+        self._process.wait()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stops all its threads, as a machine that hangs, and lets them go on when the context ends."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def put_connector(self, name: str, config: Mapping[str, str]) -> None:
         """Creates it or changes it."""
@@ -129,7 +146,7 @@ def workers(
             log_file = folder / "worker.log"
             command = connect.command(main, log_settings, str(file))
             process = running.enter_context(child(command, log_file, {}))
-            started.append((Worker(f"http://127.0.0.1:{port}", running), process, port, log_file))
+            started.append((Worker(f"http://127.0.0.1:{port}", process, running), process, port, log_file))
         for worker, process, port, log_file in started:
             wait_until_open(process, port, _START_TIMEOUT_S, log_file)
             wait_until(worker.is_ready, _START_TIMEOUT_S)
