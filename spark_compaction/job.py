@@ -31,6 +31,7 @@ from sequencer.history.history_values import (
 )
 from spark_compaction.iceberg_table import FilesGone, SchemaChanged
 from spark_compaction.session import has_executors
+from storage.stores.object_store import ObjectNotFound
 from storage.threads import Threads
 
 _RENEWALS_PER_LEASE = 3
@@ -84,6 +85,14 @@ async def publish_staged(
             publication = await threads.run(stage, table)
         except (FilesGone, SchemaChanged) as changed:
             return PublishRefused(reason=str(changed))
+        except ObjectNotFound:  # garbage by now, if other jobs have published since
+            now = await sequencer.history.version(job.topic_id)
+            if now == table:
+                raise
+            if now is None:
+                return PublishRefused(reason="the topic was deleted")
+            table = now
+            continue
         outcome = await _publish_until_known(sequencer, job, publication)
         if not isinstance(outcome, Outrun):
             return outcome

@@ -247,6 +247,11 @@ class History:
         ]
         return _table(found[0]) if found else None
 
+    async def version(self, topic_id: TopicId) -> TableVersion | None:
+        """Returns the state of the topic's table now; None if there is none any more."""
+        rows = await self._database.read(SQL["table_version"], topic_id=topic_id)
+        return TableVersion(number=rows[0].version, metadata_key=rows[0].metadata_key) if rows else None
+
     async def raw_ranges(self, topic_id: TopicId) -> tuple[RawRange, ...]:
         """Returns the ranges of a topic that did not decode."""
         rows = await self._database.read(SQL["raw_ranges"], topic_id=topic_id)

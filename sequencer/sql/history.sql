@@ -96,6 +96,9 @@ INSERT INTO history_tables (topic_id)
 SELECT topic_id FROM topics WHERE topic_id = %(topic_id)s AND deleted_at IS NULL
 ON CONFLICT DO NOTHING
 
+-- name: table_version
+SELECT metadata_key, version FROM history_tables WHERE topic_id = %(topic_id)s
+
 -- name: lock_table
 SELECT metadata_key, version FROM history_tables WHERE topic_id = %(topic_id)s FOR NO KEY UPDATE
 

@@ -248,7 +248,12 @@ def cases(seed: int) -> list[tuple[str, tuple[Step, ...]]]:
         if pair[0] is not topic_deleted or pair[1] in OF_DELETED
     ]
     alone = [(chance.choice(POINTS), (step,)) for step in MEANWHILE]
-    return [*alone, *((chance.choice(POINTS), pair) for pair in chance.sample(pairs, min(PAIRS, len(pairs))))]
+    outrun = (POINTS[1], (erased, garbage_collected_twice))  # what the held job began with is garbage
+    return [
+        *alone,
+        outrun,
+        *((chance.choice(POINTS), pair) for pair in chance.sample(pairs, min(PAIRS, len(pairs)))),
+    ]
 
 
 # --- the test
