@@ -61,6 +61,7 @@ STREAMS = (
     "exactly once",
     "application reset",
     "the streams rebalance protocol (KIP-1071)",
+    "exactly once in a streams group",
 )
 """What is asked of Kafka Streams, which is a library over the Java client."""
 

@@ -43,6 +43,7 @@ _GROUPS: Mapping[type[Settings], Mapping[str, str]] = {
     ReadPathSettings: {"coordinate_poll_s": "Coordinates", "fetch_max_bytes": "Fetching"},
     GroupSettings: {
         "group_initial_rebalance_delay_ms": "Consumer groups",
+        "group_streams_session_timeout_ms": "Streams groups",
         "group_queue_events": "Groups in memory",
     },
     HousekeeperSettings: {
