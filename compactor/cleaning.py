@@ -23,7 +23,7 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 import numpy as np
@@ -171,6 +171,7 @@ class CleaningDiscoveryJob:
 
     def __init__(self, sequencer: Sequencer, settings: HousekeeperSettings) -> None:
         self.interval_s = settings.clean_interval_s
+        self._settings = settings
         self._cleanings = sequencer.cleanings
         self._cap = settings.clean_partitions_per_step
 
@@ -181,7 +182,7 @@ class CleaningDiscoveryJob:
             topic_id, partition = json.loads(progress)
             after = TopicId(UUID(topic_id)), Partition(partition)
         page = await self._cleanings.page(after, self._cap)
-        due = [state.key for state in page if is_due(state, TopicConfig.of(state.config))]
+        due = [state.key for state in page if is_due(state, _config(state, self._settings))]
         if due:
             await self._cleanings.mark_due(due)
         more = len(page) == self._cap
@@ -244,7 +245,7 @@ class Cleaner:
             return False
         cleaning = _Cleaning(
             claim=claim,
-            config=TopicConfig.of(claim.state.config),
+            config=_config(claim.state, self._settings),
             dirty_from=Offset(max(claim.state.clean_to, claim.state.log_start_offset)),
             end=claim.state.clean_to,
             began_s=began_s,
@@ -330,19 +331,24 @@ class Cleaner:
         """Cleans the log below `end`."""
         parts = [(cleaning.state.log_start_offset, cleaning.end)]
         for _ in range(_ATTEMPTS):
-            for start, end in parts:
-                await self._filter(cleaning, start, end)
+            reached = Offset(0)
+            for start, end in sorted(parts):
+                if reached < end:  # else a merge has joined runs of both parts
+                    reached = await self._filter(cleaning, max(start, reached), end)
             await self._publish_waiting(cleaning)
             parts, cleaning.missed = cleaning.missed, []
             if not parts:
                 return
         raise ClaimLost(f"the log changed during each of {_ATTEMPTS} attempts")
 
-    async def _filter(self, cleaning: _Cleaning, start: Offset, end: Offset) -> None:
-        """Cleans the runs of `[start, end)`."""
+    async def _filter(self, cleaning: _Cleaning, start: Offset, end: Offset) -> Offset:
+        """Cleans the runs of `[start, end)`. Returns the offset behind the last one."""
+        reached = end
         aborted = _Aborted(self._sequencer.cleanings, cleaning.state.key, start)
         async for stretch in _stretches(self._runs(cleaning, start, end), self._settings.merge_run_bytes):
             await self._filter_stretch(cleaning, stretch, await aborted.overlapping(stretch))
+            reached = stretch.offsets[1]
+        return reached
 
     async def _filter_stretch(
         self, cleaning: _Cleaning, stretch: _Stretch, aborted: NDArray[np.int64]
@@ -510,6 +516,13 @@ class Cleaner:
                 "object_keys": sorted({each.object_key for each in stretch.runs})[:5],
             },
         )
+
+
+def _config(state: CleaningState, settings: HousekeeperSettings) -> TopicConfig:
+    """The topic's settings. Tombstones and markers stay at least for the garbage grace. Until then agents may
+    have cached where earlier runs are, and would read an aborted record without its marker."""
+    config, grace_ms = TopicConfig.of(state.config), int(settings.garbage_grace_s * 1000)
+    return replace(config, delete_retention_ms=max(config.delete_retention_ms, grace_ms))
 
 
 async def _stretches(runs: AsyncIterator[RunToClean], most_bytes: int) -> AsyncIterator[_Stretch]:

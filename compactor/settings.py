@@ -153,7 +153,7 @@ class HousekeeperSettings(Settings):
     """Partitions of compacted topics looked at in one step."""
     clean_keys_bytes: int = Field(default=67_108_864, ge=1024)
     """Memory for the keys of a cleaning, at some 35 bytes per key (log.cleaner.dedupe.buffer.size). More keys
-    take more cleanings."""
+    take more passes over the log."""
     clean_lease_s: float = Field(default=60.0, gt=0)
     """If the agent of a cleaning died, another agent begins it again after this long."""
 

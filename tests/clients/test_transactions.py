@@ -2,8 +2,9 @@
 
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+import psycopg
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -21,8 +22,14 @@ TIMEOUT_S = 30.0
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Two agents in zones a and b that soon abort a transaction whose timeout is over."""
-    environment = {"TIDELOG_TRANSACTION_TIMEOUT_INTERVAL_S": "0.3"}
+    """Two agents in zones a and b that clean soon, and soon abort a transaction whose timeout is over."""
+    environment = {
+        "TIDELOG_TRANSACTION_TIMEOUT_INTERVAL_S": "0.3",
+        "TIDELOG_CLEAN_INTERVAL_S": "0.3",
+        "TIDELOG_COORDINATE_MAX_AGE_S": "1",
+        "TIDELOG_GARBAGE_GRACE_S": "3",
+        "TIDELOG_OWNERSHIP_RATCHET_S": "1",
+    }
     folder = tmp_path_factory.mktemp("transactions")
     with Stack(
         StackSettings(environment=HERE, data_dir=folder / "stack", agent_environment=environment)
@@ -44,9 +51,10 @@ def agent_b(stack: Stack) -> str:
 def new_topic(agent_a: str) -> NewTopic:
     admin = AdminClient({"bootstrap.servers": agent_a})
 
-    def create(partitions: int = 1) -> str:
+    def create(partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
         name = f"topic-{uuid.uuid4().hex[:8]}"
-        admin.create_topics([CreatedTopic(name, partitions, 1)], request_timeout=30)[name].result(60)
+        topic = CreatedTopic(name, partitions, 1, config=dict(config or {}))
+        admin.create_topics([topic], request_timeout=30)[name].result(60)
         return name
 
     return create
@@ -252,3 +260,47 @@ def test_a_transaction_that_takes_too_long_is_aborted(agent_a: str, new_topic: N
         time.sleep(0.2)
     with pytest.raises(KafkaException):
         slow.commit_transaction(TIMEOUT_S)
+
+
+def test_a_cleaning_of_an_aborted_transaction_hides_no_later_one(
+    stack: Stack, java: Java, agent_a: str, agent_b: str, new_topic: NewTopic
+) -> None:
+    """Agents may still know of the aborted transaction when its marker is gone. A client that was told of it
+    would drop all that its producer committed later."""
+    settings = {"cleanup.policy": "compact", "delete.retention.ms": "0", "min.cleanable.dirty.ratio": "0"}
+    topic = new_topic(1, settings)
+    producer = a_producer(agent_a, f"{topic}-tx")
+    producer.begin_transaction()
+    for number in range(20):
+        producer.produce(topic, b"not %d" % number, key=b"%d" % number, partition=0)
+    producer.flush(TIMEOUT_S)
+    producer.abort_transaction(TIMEOUT_S)
+    for servers in (agent_a, agent_b):  # which now know the aborted transaction
+        assert read(servers, topic) == []
+    with psycopg.connect(stack.postgres.url(), autocommit=True) as connection:
+        until = time.monotonic() + TIMEOUT_S
+        while connection.execute(
+            "SELECT 1 FROM aborted_transactions JOIN topics USING (topic_id) WHERE name = %s", [topic]
+        ).fetchall():
+            assert time.monotonic() < until, "the marker is still there"
+            time.sleep(0.2)
+    expected: list[bytes] = []
+    for number in range(3):
+        producer.begin_transaction()
+        producer.produce(topic, b"%d" % number, key=b"%d" % number, partition=0)
+        producer.commit_transaction(TIMEOUT_S)
+        expected.append(b"%d" % number)
+        for servers in (agent_a, agent_b):
+            assert read(servers, topic) == expected
+    for servers in (agent_a, agent_b):  # which may serve what they have cached
+        until = time.monotonic() + TIMEOUT_S
+        while read(servers, topic, isolation="read_uncommitted") != expected:
+            assert time.monotonic() < until, "the aborted records are still there"
+            assert read(servers, topic) == expected
+        assert read(servers, topic) == expected
+    java_read = java.tool(
+        *("consumer.ConsoleConsumer", "--bootstrap-server", agent_a, "--topic", topic, "--partition", "0"),
+        *("--offset", "earliest", "--max-messages", "3", "--isolation-level", "read_committed"),
+        *("--timeout-ms", "20000"),
+    )
+    assert java_read.split()[:3] == ["0", "1", "2"]

@@ -28,6 +28,7 @@ from tests.compactor.merging import merge_everything
 from tests.spark_compaction.log import Log, Sent, one
 from tests.support.seeds import seeds
 
+NO_GRACE = {"garbage_grace_s": 1e-4, "ownership_ratchet_s": 1e-5}
 NOTHING_LATER = {"min.cleanable.dirty.ratio": "0", "cleanup.policy": "compact"}
 Row = tuple[int, bytes | None, bytes | None]
 """Offset, key and value."""
@@ -41,7 +42,7 @@ class Place:
     store: ObjectStore
     log: Log
     written: list[Row] = field(default_factory=list)
-    settings: Mapping[str, object] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=lambda: NO_GRACE)
     topic_id: TopicId = field(init=False)
 
     async def topic(self, **config: str) -> None:
@@ -65,7 +66,8 @@ class Place:
 
     async def discover(self) -> int:
         """How many partitions are due."""
-        job, progress, due = CleaningDiscoveryJob(self.sequencer, small_steps()), None, 0
+        job = CleaningDiscoveryJob(self.sequencer, small_steps(**self.settings))
+        progress, due = None, 0
         while True:
             step = await job.step(progress)
             due, progress = due + step.done["due"], step.progress
@@ -151,6 +153,20 @@ async def test_tombstones_go_once_they_were_clean_for_their_time(place: Place) -
     assert await place.is_healthy()
 
 
+async def test_tombstones_stay_as_long_as_agents_may_read_what_was_there_before(place: Place) -> None:
+    place.settings = {"garbage_grace_s": 600}
+    await place.topic(delete_retention_ms="0")
+    await place.write((b"a", b"1"), (b"b", b"1"), (b"a", None))
+    assert await place.clean()
+    await place.let_time_pass(590)
+    assert not await place.clean()
+
+    await place.let_time_pass(11)
+
+    assert await place.clean()
+    assert await place.read() == [(1, b"b", b"1")]
+
+
 async def test_records_younger_than_the_lag_stay(place: Place) -> None:
     now_ms = int(time.time() * 1000)
     await place.topic(min_compaction_lag_ms="3600000")
@@ -204,28 +220,30 @@ async def test_more_keys_than_fit_take_several_passes(place: Place, monkeypatch:
     assert not await place.clean()
 
 
-async def test_a_stretch_that_is_merged_meanwhile_is_cleaned_again(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("run_bytes", [1024, 1 << 20])
+async def test_stretches_that_are_merged_meanwhile_are_cleaned_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch, run_bytes: int
 ) -> None:
+    """A merge may also join the runs of several stretches."""
     await place.topic()
-    for number in range(12):
-        await place.write((b"a", b"%d" % number), (b"%d" % number, b"own"))
+    for number in range(16):
+        await place.write((b"a", random.randbytes(500)), (b"%d" % number, b"own"))
     publish = place.sequencer.merges.publish
     merged: list[int] = []
 
     async def merge_first(*given: object, **named: object) -> object:
         if not merged:
-            merged.append(1)
-            await merge_everything(place.sequencer, place.store)
+            merged.append(0)
+            merged[0] = await merge_everything(place.sequencer, place.store)
         return await publish(*given, **named)  # type: ignore[arg-type]
 
-    cleaner = place.cleaner()
+    cleaner = place.cleaner(merge_run_bytes=run_bytes)
     await place.discover()
     monkeypatch.setattr(place.sequencer.merges, "publish", merge_first)
 
     assert await cleaner.clean_once()
 
-    assert merged
+    assert merged[0] > 0
     assert await place.read() == latest(place.written)
     assert not await place.clean()
     assert await place.is_healthy()
@@ -257,6 +275,7 @@ async def test_a_cleaning_that_is_killed_between_two_objects_loses_nothing(
     assert set(latest(place.written)) <= set(half) < set(place.written)
     assert await place.clean(**small)
     assert await place.read() == latest(place.written)
+    await place.let_time_pass(1)
     assert await place.clean(**small)  # the tombstone, whose time is over
     assert await place.read() == [row for row in latest(place.written) if row[2] is not None]
     assert await place.is_healthy()

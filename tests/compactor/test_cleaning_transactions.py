@@ -4,6 +4,7 @@ all others read what a model says.
 
 import asyncio
 import random
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -22,8 +23,8 @@ from storage.arrow.aborted_batches import AbortedTransaction
 from storage.arrow.arrow_columns import RECORD_SCHEMA, decode_batches, encode_batch
 from storage.batches.batch_validation import BatchLimits, validate_produced
 from storage.batches.record_batch import CRC_START, Compression, read_header, write_header
-from storage.identifiers import Offset, Partition, new_segment_id
-from storage.segments.keys import segment_key
+from storage.identifiers import ObjectKey, Offset, Partition, new_segment_id
+from storage.segments.keys import is_inline, segment_key
 from storage.segments.segment import seal_segment
 from storage.segments.segment_batches import PendingBatch, PendingBatches
 from storage.stores.inline_objects import InlineObjects
@@ -31,7 +32,7 @@ from storage.stores.object_store import ObjectNotFound, ObjectStore
 from tests.compactor.builders import CLUSTER
 from tests.compactor.builders import settings as small_steps
 from tests.compactor.merging import merge_everything
-from tests.compactor.test_cleaning import Place, Row, a_pair
+from tests.compactor.test_cleaning import NOTHING_LATER, Place, Row, a_pair
 from tests.compactor.test_garbage_jobs import finish
 from tests.sequencer.commits.test_transactions import a_producer, end, of
 from tests.sequencer.housekeeping.housekeeping import count
@@ -63,20 +64,28 @@ class Transactions(Place):
     """Offsets of records of transactions that were aborted."""
     unstable: dict[int, Writer] = field(default_factory=dict)
     """The first offset of each open transaction."""
-    lost: dict[str, bytes] = field(default_factory=dict)
+    lost: dict[ObjectKey, bytes] = field(default_factory=dict)
     """What was in objects that are gone."""
 
     async def a_writer(self, name: str) -> Writer:
         return Writer(producer=await a_producer(self.sequencer, name))
 
-    async def send(self, writer: Writer | None, *pairs: Pair, size: int | None = None) -> None:
+    async def send(
+        self,
+        writer: Writer | None,
+        *pairs: Pair,
+        size: int | None = None,
+        timestamp_ms: int = 1_700_000_000_000,
+    ) -> None:
         """A segment with a batch of these records, or with several of `size`. Without a writer, they are in
         no transaction."""
         key = (self.topic_id, Partition(0))
         if writer is not None:
             await self.sequencer.transactions.add(writer.producer, [key])
         step = size or len(pairs)
-        batches = [self._batch(writer, pairs[at : at + step]) for at in range(0, len(pairs), step)]
+        batches = [
+            self._batch(writer, pairs[at : at + step], timestamp_ms) for at in range(0, len(pairs), step)
+        ]
         segment_id = new_segment_id()
         object_key = segment_key(CLUSTER, segment_id)
         await self.sequencer.reservations.reserve({segment_id: object_key}, LEASE_S, "test")
@@ -95,8 +104,8 @@ class Transactions(Place):
                 self.unstable[first.base_offset] = writer
             writer.open_rows += rows
 
-    def _batch(self, writer: Writer | None, pairs: Sequence[Pair]) -> PendingBatch:
-        encoded = encode_batch(records_of(pairs), Compression.LZ4)
+    def _batch(self, writer: Writer | None, pairs: Sequence[Pair], timestamp_ms: int) -> PendingBatch:
+        encoded = encode_batch(records_of(pairs, timestamp_ms), Compression.LZ4)
         if writer is not None:
             encoded = transactional(encoded, writer)
             writer.sequence += len(pairs)
@@ -113,20 +122,38 @@ class Transactions(Place):
         writer.producer = of(writer.producer.transactional_id, ended.identity)
         writer.open_rows, writer.sequence = [], 0
 
+    async def clean(self, **changed: object) -> bool:
+        """A second after the last cleaning: what it called clean may go without a retention."""
+        await self.let_time_pass(1)
+        return await super().clean(**changed)
+
+    async def lose(self, key: ObjectKey) -> None:
+        """As if the object were damaged."""
+        self.lost[key] = bytes(await self.store.get(key))
+        await self.store.delete([key])
+
+    async def find_again(self) -> None:
+        for key, data in self.lost.items():
+            await self.store.put(key, [data])
+        await self.sequencer.database.run("DELETE FROM cleanings")
+
     # --- what consumers see
 
-    async def look(self, from_offset: int = 0) -> PartitionCoordinates:
+    async def look(self, from_offset: int = 0, max_runs: int = 10_000) -> PartitionCoordinates:
         request = CoordinateRequest(
-            topic_id=self.topic_id, partition=Partition(0), from_offset=Offset(from_offset), max_runs=10_000
+            topic_id=self.topic_id,
+            partition=Partition(0),
+            from_offset=Offset(from_offset),
+            max_runs=max_runs,
         )
         return (await self.sequencer.coordinates.read([request]))[self.topic_id, Partition(0)]
 
-    async def consume(self, start: int, *, read_committed: bool, most_bytes: int = 1 << 30) -> list[Row]:
+    async def consume(self, start: int, *, read_committed: bool, most_bytes: int = 1 << 20) -> list[Row]:
         """What a client reads from `start` on, in responses of `most_bytes`."""
         rows: list[Row] = []
         offset = start
         while True:
-            view = await self.look(offset)
+            view = await self.look(offset, 1 + most_bytes // 200)
             limit = view.last_stable_offset if read_committed else view.high_watermark
             if offset >= limit:
                 return rows
@@ -177,7 +204,7 @@ class Transactions(Place):
             may = committed_below(committed, clean_to) + [row for row in written if row[0] >= clean_to]
             if is_damaged:
                 may = written
-            most_bytes = random.Random(repr(seed)).choice((1 << 30, 1000, 200))
+            most_bytes = random.Random(repr(seed)).choice((1 << 20, 1 << 20, 2000, 400))
             found = await self.consume(gone_to, read_committed=read_committed, most_bytes=most_bytes)
             assert found == sorted(set(found)), seed
             assert {row for row in must if row[0] >= gone_to} <= set(found), (seed, read_committed)
@@ -190,8 +217,8 @@ def committed_below(committed: Sequence[Row], end: int) -> list[Row]:
     return [row for row in committed if row[0] < end and last[row[1]] == row[0]]
 
 
-def records_of(pairs: Sequence[Pair]) -> pa.RecordBatch:
-    fields = {"timestamp": 1_700_000_000_000_000, "timestamp_type": 0, "headers": []}
+def records_of(pairs: Sequence[Pair], timestamp_ms: int) -> pa.RecordBatch:
+    fields = {"timestamp": timestamp_ms * 1000, "timestamp_type": 0, "headers": []}
     rows = [fields | {"offset": at, "key": key, "value": value} for at, (key, value) in enumerate(pairs)]
     return pa.RecordBatch.from_pylist(rows, RECORD_SCHEMA)
 
@@ -387,21 +414,17 @@ async def test_a_damaged_stretch_keeps_its_markers_and_entries(place: Transactio
         await place.end(writer, is_commit=number == 0)
     damaged = (await place.look()).runs[2]
     assert damaged.base_offset == 3
-    place.lost[damaged.object_key] = bytes(await place.store.get(damaged.object_key))
-    await place.store.delete([damaged.object_key])
+    await place.lose(damaged.object_key)
 
     assert await place.clean(merge_run_bytes=1024)
     await place.check("damaged", is_damaged=True)
-    while await place.clean(merge_run_bytes=1024):
-        pass
+    await clean_all(place, merge_run_bytes=1024)
     await place.check("damaged", is_damaged=True)
     assert 5 in await markers(place)
     assert [entry.last_offset for entry in (await place.look(3)).aborted][:1] == [5]
 
-    await place.store.put(damaged.object_key, [place.lost[damaged.object_key]])
-    await place.sequencer.database.run("DELETE FROM cleanings")
-    while await place.clean():
-        pass
+    await place.find_again()
+    await clean_all(place)
     await place.check("repaired")
     assert await markers(place) == []
     assert await count(place.sequencer, "aborted_transactions") == 0
@@ -459,13 +482,23 @@ async def test_many_aborted_transactions_are_read_in_pages(
         if chance.random() < 0.6:
             await place.end(writer, is_commit=chance.random() < 0.3)
     small = {"merge_run_bytes": 1024, "merge_object_bytes": 2048}
-    while await place.clean(**small):
+    for _ in range(3):
+        await place.clean(**small)
         await place.check("pages")
     for writer in writers:
         await place.end(writer, is_commit=False)
-    while await place.clean(**small):
+    for _ in range(3):
+        await place.clean(**small)
         await place.check("pages")
     assert await count(place.sequencer, "aborted_transactions") == 0
+
+
+async def clean_all(place: Transactions, **changed: object) -> None:
+    """Also after the time of tombstones and markers. What an open transaction holds back stays due."""
+    for seconds in (0, 101):
+        await place.let_time_pass(seconds)
+        for _ in range(3):
+            await place.clean(**changed)
 
 
 @pytest.mark.timeout(600)
@@ -474,7 +507,9 @@ async def test_random_histories_read_as_the_model_says(
 ) -> None:
     [seed] = seeds(1)
     chance = random.Random(seed)
-    await place.topic(delete_retention_ms="100000")
+    lag_ms = chance.choice((0, 3_600_000))
+    await place.topic(delete_retention_ms="100000", min_compaction_lag_ms=str(lag_ms))
+    now_ms = int(time.time() * 1000)
     writers = [await place.a_writer(f"writer {number}") for number in range(4)]
     gone_to = loose_to = 0
     publish = place.sequencer.merges.publish
@@ -491,7 +526,12 @@ async def test_random_histories_read_as_the_model_says(
         if what == "send":
             for _ in range(chance.randint(1, 4)):
                 pairs = [a_pair(chance) for _ in range(chance.choice((1, 3, 30)))]
-                await place.send(chance.choice([None, *writers]), *pairs, size=chance.choice((1, 7, None)))
+                await place.send(
+                    chance.choice([None, *writers]),
+                    *pairs,
+                    size=chance.choice((1, 7, None)),
+                    timestamp_ms=now_ms - chance.choice((0, 7_200_000, 7_200_000, 7_200_000)),
+                )
         elif what == "end":
             for writer in chance.sample(writers, chance.randint(1, 4)):
                 await place.end(writer, is_commit=chance.random() < 0.5)
@@ -511,7 +551,7 @@ async def test_random_histories_read_as_the_model_says(
             sizes = {
                 "merge_run_bytes": chance.choice((1024, 4096)),
                 "merge_object_bytes": chance.choice((4096, 1 << 20)),
-                "clean_keys_bytes": chance.choice((1024, 1 << 20)),
+                "clean_keys_bytes": chance.choice((4096, 1 << 20)),
             }
             with monkeypatch.context() as patched:
                 patched.setattr(place.sequencer.merges, "publish", some)
@@ -528,12 +568,19 @@ async def test_random_histories_read_as_the_model_says(
             gone_to = chance.randint(gone_to, min(place.rows[-1][0], gone_to + 100))
             await place.sequencer.retention.delete_records(place.topic_id, Partition(0), Offset(gone_to))
         await place.check((seed, step, what), gone_to=gone_to, loose_to=loose_to)
+    no_lag = {**NOTHING_LATER, "delete.retention.ms": "100000", "min.compaction.lag.ms": "0"}
+    await place.sequencer.topics.alter_config("orders", no_lag)
+    objects = {run.object_key for run in (await place.look()).runs if not is_inline(run.object_key)}
+    await place.lose(chance.choice(sorted(objects)))
+    for step in range(2):
+        await clean_all(place, merge_run_bytes=1024)
+        await place.check((seed, step, "damaged"), gone_to=gone_to, is_damaged=True)
     for writer in writers:
         await place.end(writer, is_commit=chance.random() < 0.5)
-    while await place.clean(clean_keys_bytes=1024):
-        pass
-    await place.let_time_pass(101)
-    await place.clean()
+    await clean_all(place, merge_run_bytes=1024)
+    await place.check((seed, "damaged"), gone_to=gone_to, is_damaged=True)
+    await place.find_again()
+    await clean_all(place, clean_keys_bytes=4096)
     await place.check((seed, "end"), gone_to=gone_to)
     assert [marker for marker in await markers(place) if marker >= gone_to] == []
     assert [each for each in (await place.look()).aborted if each.last_offset >= gone_to] == []

@@ -5,11 +5,13 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.read_path.slice_batches import take_batches
+from agent.read_path.slice_batches import aborted_in, take_batches
 from cache_ring.pages.run_bytes import RunBytes, RunIndexes
 from sequencer.commits.coordinates import RunCoordinate
+from storage.arrow.aborted_batches import AbortedTransaction
 from storage.arrow.arrow_columns import decode_batches
-from storage.batches.record_batch import read_header
+from storage.batches.record_batch import empty_batch, marker_batch, read_header
+from storage.identifiers import Offset, ProducerId
 from tests.agent.read_path.a_log import NOON_MS, a_batch
 from tests.cache_ring.builders import a_run
 
@@ -18,6 +20,7 @@ RUNS = st.lists(
     min_size=1,
     max_size=3,
 )
+OFFSETS = {"records": 3, "marker": 1, "empty": 4}
 
 
 def some_runs(shapes: list[list[tuple[int, int]]]) -> tuple[list[RunBytes], list[tuple[int, int, int]]]:
@@ -141,3 +144,36 @@ def test_bytes_of_another_run_are_detected() -> None:
     assert RunBytes.of(a_run(1000, 1003, length=len(data)), [data]) is None
     assert RunBytes.of(a_run(1000, 1004, length=len(data) + 1), [data]) is None
     assert RunBytes.of(a_run(1000, 1004, length=len(data) - 1), [data[1:]]) is None
+
+
+@given(st.lists(st.sampled_from(["records", "marker", "empty"]), min_size=1, max_size=60), st.data())
+@settings(max_examples=200, deadline=None)
+def test_an_aborted_transaction_is_named_only_if_its_marker_may_still_come(
+    kinds: list[str], data: st.DataObject
+) -> None:
+    marker = marker_batch(ProducerId(7), 0, is_commit=False, timestamp_ms=0)
+    made = {"records": a_batch(["x"] * 3, [NOON_MS] * 3), "marker": marker, "empty": empty_batch(4, 0)}
+    offsets = list(itertools.accumulate((OFFSETS[kind] for kind in kinds), initial=1000))
+    cuts = sorted({0, len(kinds), *data.draw(st.lists(st.integers(0, len(kinds)), max_size=3))})
+    runs = []
+    for first, end in itertools.pairwise(cuts):
+        encoded = b"".join(made[kind] for kind in kinds[first:end])
+        middle = data.draw(st.integers(0, len(encoded)))
+        pieces = [memoryview(piece) for piece in (encoded[:middle], encoded[middle:]) if piece]
+        run = RunBytes.of(a_run(offsets[first], offsets[end] - 1, length=len(encoded)), pieces)
+        assert run is not None
+        runs.append(run)
+    end_offset = data.draw(st.sampled_from(offsets[1:]))
+    spans = st.tuples(st.integers(1000, offsets[-1] + 5), st.integers(900, offsets[-1] + 5))
+    aborted = [
+        AbortedTransaction(Offset(last), Offset(min(first, last - 1)), ProducerId(7))
+        for last, first in sorted(data.draw(st.lists(spans, max_size=20, unique_by=lambda span: span[0])))
+    ]
+
+    markers = {offset for offset, kind in zip(offsets, kinds, strict=False) if kind == "marker"}
+    assert list(aborted_in(runs, end_offset, aborted)) == [
+        entry
+        for entry in aborted
+        if entry.first_offset < end_offset
+        and (entry.last_offset >= end_offset or entry.last_offset in markers)
+    ]
