@@ -38,7 +38,7 @@ from agent.read_path.read_decisions import (
     select_runs,
 )
 from agent.read_path.settings import ReadPathSettings
-from agent.read_path.slice_batches import aborted_in, take_batches
+from agent.read_path.slice_batches import take_committed
 from agent.read_path.watch import Watch
 from agent.topic_traffic import TopicTraffic
 from cache_ring.pages.byte_budget import ByteBudget
@@ -409,27 +409,19 @@ class ReadPath:
                 if part.failure is not None:
                     results.append(failed(partition, part.failure))
                     continue
-                outgoing = take_batches(
+                outgoing, aborted = take_committed(
                     part.runs,
                     partition.offset,
                     decision.end_offset,
                     max(0, min(partition.max_bytes, room_bytes)),
+                    decision.view.aborted if fetch.plan.read_committed else (),
                     first_whatever_its_size=not answer.size_bytes,
                 )
                 room_bytes -= outgoing.size_bytes
                 answer.size_bytes += outgoing.size_bytes
                 if outgoing.size_bytes:
                     answer.sent.append((partition.topic_id, outgoing.size_bytes, outgoing.records))
-                aborted = decision.view.aborted if fetch.plan.read_committed else ()
-                results.append(
-                    found(
-                        partition,
-                        decision.view,
-                        outgoing.chunks,
-                        outgoing.size_bytes,
-                        aborted_in(part.runs, outgoing.end_offset, aborted) if aborted else (),
-                    )
-                )
+                results.append(found(partition, decision.view, outgoing.chunks, outgoing.size_bytes, aborted))
                 if answer.size_bytes >= pause_at_bytes:
                     pause_at_bytes = answer.size_bytes + _BYTES_AT_ONCE
                     await asyncio.sleep(0)

@@ -10,18 +10,22 @@ Promises:
 - Aborted transactions are named only if their markers are in these batches or behind them. A client drops a
   producer's records from the first one on until it sees the marker. Where log compaction or history have
   removed the marker, it would drop all later transactions of that producer, too.
+- Records of an aborted transaction go out with its name. Where they are left but the marker is gone, the
+  batches end before the marker's offset.
 """
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import compress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cache_ring.pages.run_bytes import BatchIndex, Longs, RunBytes
-from storage.arrow.aborted_batches import AbortedTransaction, are_markers
+from storage.arrow.aborted_batches import AbortedTransaction, are_markers, columns_of, left_out
 from storage.batches.record_batch import (
     HEADER_BYTES,
     LENGTH_OVERHEAD_BYTES,
@@ -74,11 +78,36 @@ def take_batches(
     return outgoing
 
 
-def aborted_in(
+def take_committed(
+    runs: Sequence[RunBytes],
+    offset: int,
+    end_offset: int,
+    limit_bytes: int,
+    aborted: Sequence[AbortedTransaction],
+    *,
+    first_whatever_its_size: bool,
+) -> tuple[Outgoing, Sequence[AbortedTransaction]]:
+    """As `take_batches`, and the aborted transactions to name. `aborted` has those that overlap the batches,
+    in the order of their markers.
+    """
+    take = partial(
+        take_batches, runs, offset, limit_bytes=limit_bytes, first_whatever_its_size=first_whatever_its_size
+    )
+    outgoing = take(end_offset)
+    if not aborted:
+        return outgoing, ()
+    named, missing = _with_markers(runs, outgoing.end_offset, aborted)
+    cut = _end_before_markers(runs, offset, outgoing.end_offset, missing) if missing else None
+    if cut is not None:
+        outgoing = take(cut)
+        named, _ = _with_markers(runs, outgoing.end_offset, aborted)
+    return outgoing, named
+
+
+def _with_markers(
     runs: Sequence[RunBytes], end_offset: int, aborted: Sequence[AbortedTransaction]
-) -> Sequence[AbortedTransaction]:
-    """Returns the aborted transactions to name with the batches of these runs up to `end_offset`. `aborted`
-    are those that overlap them, in the order of their markers."""
+) -> tuple[Sequence[AbortedTransaction], Sequence[AbortedTransaction]]:
+    """The aborted transactions whose markers are below `end_offset` or may follow, and the others."""
     found = [entry for entry in aborted if entry.first_offset < end_offset]
     markers = np.array([entry.last_offset for entry in found], np.int64)
     stays = markers >= end_offset
@@ -87,7 +116,7 @@ def aborted_in(
         first, end = np.searchsorted(markers, [run.run.base_offset, run_end])
         if first < end:
             stays[first:end] |= _have_markers(run, markers[first:end] - run.run.base_offset)
-    return [entry for entry, is_named in zip(found, stays.tolist(), strict=True) if is_named]
+    return list(compress(found, stays.tolist())), list(compress(found, (~stays).tolist()))
 
 
 def _have_markers(run: RunBytes, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -100,6 +129,36 @@ def _have_markers(run: RunBytes, offsets: NDArray[np.int64]) -> NDArray[np.bool_
     headers = b"".join(view for at in of_found for view in run.views(at, at + HEADER_BYTES))
     found[found] = are_markers(headers, np.arange(len(of_found)) * HEADER_BYTES)
     return found
+
+
+def _end_before_markers(
+    runs: Sequence[RunBytes], offset: int, end_offset: int, missing: Sequence[AbortedTransaction]
+) -> int | None:
+    """Where batches of these transactions must end to come before all of their markers: a batch begins there.
+    None if there are no batches of theirs, from the one that holds `offset` up to `end_offset`.
+    """
+    columns = columns_of(missing)
+    begins: list[NDArray[np.int64]] = []
+    of_missing: list[NDArray[np.int64]] = []
+    for run in runs:
+        positions, sizes, relative_offsets = run.batches
+        offsets = _longs(relative_offsets, 0, len(relative_offsets)) + run.run.base_offset
+        first = max(0, int(np.searchsorted(offsets, offset, side="right")) - 1)
+        end = int(np.searchsorted(offsets, end_offset))
+        begins.append(offsets)
+        if first < end:
+            start_byte = positions[first]
+            data = b"".join(run.views(start_byte, positions[end - 1] + sizes[end - 1]))
+            places = _longs(positions, first, end) - start_byte
+            are_theirs = left_out(data, places, offsets[first:end], columns) & ~are_markers(data, places)
+            of_missing.append(offsets[first:end][are_theirs])
+    bases = np.concatenate(of_missing)
+    behind = np.searchsorted(bases, columns[:, 0]) > np.searchsorted(bases, columns[:, 1])
+    if not behind.any():
+        return None
+    all_begins = np.concatenate(begins)
+    marker = columns[behind, 0].min()
+    return int(all_begins[np.searchsorted(all_begins, marker, side="right") - 1])
 
 
 def _fitting(index: BatchIndex, first: int, end: int, room_bytes: int) -> int:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
-from agent.read_path.slice_batches import aborted_in, take_batches
+from agent.read_path.slice_batches import take_committed
 from cache_ring.pages.run_bytes import RunBytes
 from compactor.garbage_jobs import GarbageScanJob
 from sequencer.client import Sequencer
@@ -160,10 +160,16 @@ class Transactions(Place):
             runs = [RunBytes.of(run, [memoryview(await self._bytes_of(run))]) for run in view.runs]
             assert all(run is not None for run in runs)
             found = [run for run in runs if run is not None and run.run.base_offset < limit]
-            out = take_batches(found, offset, limit, most_bytes, first_whatever_its_size=True)
-            data = b"".join(bytes(chunk) for chunk in out.chunks)
             overlapping = [entry for entry in view.aborted if entry.last_offset >= offset]
-            aborted = aborted_in(found, out.end_offset, overlapping) if read_committed else []
+            out, aborted = take_committed(
+                found,
+                offset,
+                limit,
+                most_bytes,
+                overlapping if read_committed else (),
+                first_whatever_its_size=True,
+            )
+            data = b"".join(bytes(chunk) for chunk in out.chunks)
             rows += [row for row in client_rows(data, aborted) if row[0] >= offset]
             assert out.end_offset > offset
             offset = out.end_offset

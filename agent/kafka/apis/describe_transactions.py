@@ -1,8 +1,10 @@
 """Kafka API 65, DescribeTransactions, v0 (KIP-664).
 
-The start is when the open transaction's first partition or group was added, and -1 if none is open.
+The start is when the open transaction's first partition or group was added, and -1 if none is open. An id is
+described once, and so many partitions in one response: clients ask again for the ids that are left.
 """
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -27,6 +29,8 @@ class _Uses(UsesSequencer, UsesTopics, Protocol):
     """The parts that this API uses."""
 
 
+_MOST_PARTITIONS: Final = 50_000
+"""In one response, unless one transaction alone has more."""
 _NO_TIME: Final = i32Timedelta.parse(timedelta(0))
 _UNKNOWN: Final = datetime.fromtimestamp(0, UTC)
 _NOT_OPEN: Final = datetime.fromtimestamp(-0.001, UTC)
@@ -64,12 +68,18 @@ async def handle(request: DescribeTransactionsRequest, context: RequestContext[_
         )
     except AWAY:
         failure, found = ErrorCode.coordinator_not_available, {}
-    return _Response(
-        transaction_states=tuple(
-            _described(found[name], topics) if name in found else _missing(name, failure)
-            for name in request.transactional_ids
-        ),
-    )
+    states, described = [], 0
+    for name in dict.fromkeys(request.transactional_ids):
+        one = found.get(name)
+        described += 0 if one is None else len(one.partitions)
+        if one is None:
+            states.append(_missing(name, failure))
+        elif described > _MOST_PARTITIONS and described > len(one.partitions):
+            states.append(_missing(name, ErrorCode.coordinator_not_available))
+        else:
+            states.append(_described(one, topics))
+            await asyncio.sleep(0)
+    return _Response(transaction_states=tuple(states))
 
 
 def _described(found: TransactionDescription, topics: Mapping[TopicId, Topic]) -> _State:

@@ -1,16 +1,25 @@
 """Slicing: whole batches, in order, patched, within limits; copied or viewed, the bytes are the same."""
 
 import itertools
+from dataclasses import replace
 
+from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.read_path.slice_batches import aborted_in, take_batches
+from agent.read_path.slice_batches import take_batches, take_committed
 from cache_ring.pages.run_bytes import RunBytes, RunIndexes
 from sequencer.commits.coordinates import RunCoordinate
 from storage.arrow.aborted_batches import AbortedTransaction
 from storage.arrow.arrow_columns import decode_batches
-from storage.batches.record_batch import empty_batch, marker_batch, read_header
+from storage.batches.record_batch import (
+    CRC_START,
+    HEADER_BYTES,
+    empty_batch,
+    marker_batch,
+    read_header,
+    write_header,
+)
 from storage.identifiers import Offset, ProducerId
 from tests.agent.read_path.a_log import NOON_MS, a_batch
 from tests.cache_ring.builders import a_run
@@ -20,7 +29,7 @@ RUNS = st.lists(
     min_size=1,
     max_size=3,
 )
-OFFSETS = {"records": 3, "marker": 1, "empty": 4}
+OFFSETS = {"records": 3, "open": 3, "other": 3, "marker": 1, "empty": 4}
 
 
 def some_runs(shapes: list[list[tuple[int, int]]]) -> tuple[list[RunBytes], list[tuple[int, int, int]]]:
@@ -146,34 +155,90 @@ def test_bytes_of_another_run_are_detected() -> None:
     assert RunBytes.of(a_run(1000, 1004, length=len(data) - 1), [data[1:]]) is None
 
 
-@given(st.lists(st.sampled_from(["records", "marker", "empty"]), min_size=1, max_size=60), st.data())
-@settings(max_examples=200, deadline=None)
-def test_an_aborted_transaction_is_named_only_if_its_marker_may_still_come(
+def of_producer(batch: bytes, producer_id: ProducerId) -> bytes:
+    """The batch, as if this producer had written it in a transaction."""
+    header = read_header(batch)
+    changed = replace(header, attributes=header.attributes | 0x10, producer_id=producer_id, producer_epoch=0)
+    body = batch[HEADER_BYTES:]
+    crc = crc32c((write_header(changed) + body)[CRC_START:])
+    return write_header(replace(changed, crc=crc)) + body
+
+
+@given(st.lists(st.sampled_from(list(OFFSETS)), min_size=1, max_size=60), st.data())
+@settings(max_examples=300, deadline=None)
+def test_readers_of_committed_data_find_what_is_not_aborted_though_markers_are_gone(
     kinds: list[str], data: st.DataObject
 ) -> None:
-    marker = marker_batch(ProducerId(7), 0, is_commit=False, timestamp_ms=0)
-    made = {"records": a_batch(["x"] * 3, [NOON_MS] * 3), "marker": marker, "empty": empty_batch(4, 0)}
+    """As Java's consumer: it drops a producer's transactional batches from a named transaction's first
+    offset on, until it reads a marker of that producer. "open" is a batch of producer 7 in a transaction, "other"
+    one of producer 8.
+    """
+    records = a_batch(["x"] * 3, [NOON_MS] * 3)
+    made = {
+        "records": records,
+        "open": of_producer(records, ProducerId(7)),
+        "other": of_producer(records, ProducerId(8)),
+        "marker": marker_batch(ProducerId(7), 0, is_commit=False, timestamp_ms=0),
+        "empty": empty_batch(4, 0),
+    }
     offsets = list(itertools.accumulate((OFFSETS[kind] for kind in kinds), initial=1000))
-    cuts = sorted({0, len(kinds), *data.draw(st.lists(st.integers(0, len(kinds)), max_size=3))})
+    runs = cut_into_runs([made[kind] for kind in kinds], offsets, data)
+    # Transactions of 7, one after the other. Their markers are there, or in an empty batch.
+    ends = [
+        at
+        for at, kind in enumerate(kinds)
+        if kind == "marker" or (kind == "empty" and data.draw(st.booleans(), "a marker was here"))
+    ]
+    aborted, first = [], 0
+    for end in ends:
+        if kinds[end] == "marker" or data.draw(st.booleans(), "it was aborted"):
+            inside = offsets[end] + data.draw(st.integers(0, OFFSETS[kinds[end]] - 1))
+            began = data.draw(st.integers(offsets[first], inside), "where it began")
+            # It has all batches of 7 that are left before its marker.
+            first_open = next((offsets[at] for at in range(first, end) if kinds[at] == "open"), began)
+            aborted.append(AbortedTransaction(Offset(inside), Offset(min(began, first_open)), ProducerId(7)))
+        first = end + 1
+    aborted = [entry for entry in aborted if entry.first_offset < entry.last_offset]
+    is_aborted = [
+        kind == "open" and any(entry.first_offset <= offset < entry.last_offset for entry in aborted)
+        for kind, offset in zip(kinds, offsets, strict=False)
+    ]
+
+    position, limit = 1000, data.draw(st.integers(1, 2000))
+    seen: list[int] = []
+    while position < offsets[-1]:
+        rest = [run for run in runs if run.run.last_offset >= position]
+        overlapping = [entry for entry in aborted if entry.last_offset >= position]
+        outgoing, named = take_committed(
+            rest, position, offsets[-1], limit, overlapping, first_whatever_its_size=True
+        )
+        assert outgoing.end_offset > position
+        to_come, dropped = sorted(entry.first_offset for entry in named), False
+        for at, kind in enumerate(kinds):
+            if not position <= offsets[at] < outgoing.end_offset:
+                continue
+            while to_come and to_come[0] < offsets[at + 1]:
+                to_come, dropped = to_come[1:], True
+            if kind == "marker":
+                dropped = False
+            elif kind in ("records", "other") or (kind == "open" and not dropped):
+                seen.append(at)
+        position = outgoing.end_offset
+
+    assert seen == [
+        at for at, kind in enumerate(kinds) if kind in ("records", "other", "open") and not is_aborted[at]
+    ]
+
+
+def cut_into_runs(batches: list[bytes], offsets: list[int], data: st.DataObject) -> list[RunBytes]:
+    """Consecutive runs of these batches, each in one or two pieces."""
+    cuts = sorted({0, len(batches), *data.draw(st.lists(st.integers(0, len(batches)), max_size=3))})
     runs = []
     for first, end in itertools.pairwise(cuts):
-        encoded = b"".join(made[kind] for kind in kinds[first:end])
+        encoded = b"".join(batches[first:end])
         middle = data.draw(st.integers(0, len(encoded)))
         pieces = [memoryview(piece) for piece in (encoded[:middle], encoded[middle:]) if piece]
         run = RunBytes.of(a_run(offsets[first], offsets[end] - 1, length=len(encoded)), pieces)
         assert run is not None
         runs.append(run)
-    end_offset = data.draw(st.sampled_from(offsets[1:]))
-    spans = st.tuples(st.integers(1000, offsets[-1] + 5), st.integers(900, offsets[-1] + 5))
-    aborted = [
-        AbortedTransaction(Offset(last), Offset(min(first, last - 1)), ProducerId(7))
-        for last, first in sorted(data.draw(st.lists(spans, max_size=20, unique_by=lambda span: span[0])))
-    ]
-
-    markers = {offset for offset, kind in zip(offsets, kinds, strict=False) if kind == "marker"}
-    assert list(aborted_in(runs, end_offset, aborted)) == [
-        entry
-        for entry in aborted
-        if entry.first_offset < end_offset
-        and (entry.last_offset >= end_offset or entry.last_offset in markers)
-    ]
+    return runs

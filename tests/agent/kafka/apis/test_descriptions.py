@@ -212,24 +212,31 @@ async def test_no_leader_is_ever_elected(wire: Wire, version: int) -> None:
         assert (await elect(topics, kind=7)).error_code is ErrorCode.invalid_request
 
 
-async def test_an_open_transaction_is_described_with_its_start_and_partitions(wire: Wire) -> None:
-    await create(wire, "in-transaction", num_partitions=3)
-    before_ms = time.time_ns() // 1_000_000
-    for number in range(3):
-        name = f"open-{number}"
+async def open_transactions(wire: Wire, topic: str, *names: str) -> list[Any]:
+    """Each has partitions 2 and 0. Returns what InitProducerId gave them."""
+    await create(wire, topic, num_partitions=3)
+    producers = []
+    for name in names:
         new = {"transaction_timeout": TIMEOUT, "producer_id": -1, "producer_epoch": -1}
         given = await wire.ask(request(22, 4, transactional_id=name, **new))
         values = {
             "transactional_id": name,
             "producer_id": given.producer_id,
             "producer_epoch": given.producer_epoch,
-            "topics": [{"name": "in-transaction", "partitions": (2, 0)}],
+            "topics": [{"name": topic, "partitions": (2, 0)}],
         }
         added = await wire.ask(request(24, 3, **{f"v3_and_below_{key}": of for key, of in values.items()}))
         assert {
             part.partition_error_code for part in added.results_by_topic_v3_and_below[0].results_by_partition
         } == {ErrorCode.none}
+        producers.append(given)
+    return producers
 
+
+async def test_an_open_transaction_is_described_with_its_start_and_partitions(wire: Wire) -> None:
+    before_ms = time.time_ns() // 1_000_000
+    names = [f"open-{number}" for number in range(3)]
+    for name, given in zip(names, await open_transactions(wire, "in-transaction", *names), strict=True):
         [found] = (await wire.ask(request(65, 0, transactional_ids=(name,)))).transaction_states
 
         assert (found.error_code, found.transaction_state) == (ErrorCode.none, "Ongoing")
@@ -237,6 +244,27 @@ async def test_an_open_transaction_is_described_with_its_start_and_partitions(wi
         assert [(topic.topic, topic.partitions) for topic in found.topics] == [("in-transaction", (0, 2))]
         started_ms = found.transaction_start_time.timestamp() * 1000
         assert before_ms - 1000 < started_ms < time.time_ns() // 1_000_000 + 1000
+
+
+async def test_an_id_is_described_once_and_so_many_partitions_in_one_response(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("many-0", "many-1", "many-2")
+    await open_transactions(wire, "in-many", *names)
+
+    [once] = (await wire.ask(request(65, 0, transactional_ids=names[:1] * 1000))).transaction_states
+    monkeypatch.setattr("agent.kafka.apis.describe_transactions._MOST_PARTITIONS", 3)
+    some = (await wire.ask(request(65, 0, transactional_ids=names))).transaction_states
+    monkeypatch.setattr("agent.kafka.apis.describe_transactions._MOST_PARTITIONS", 1)
+    [alone] = (await wire.ask(request(65, 0, transactional_ids=names[:1]))).transaction_states
+
+    assert [once.transactional_id, alone.transactional_id] == ["many-0", "many-0"]
+    assert [found.transactional_id for found in some] == list(names)
+    assert [found.error_code for found in some] == [
+        ErrorCode.none,
+        *[ErrorCode.coordinator_not_available] * 2,
+    ]
+    assert alone.error_code is ErrorCode.none
 
 
 async def test_transactions_that_are_unknown_are_not_described(wire: Wire) -> None:
