@@ -62,6 +62,8 @@ class Transactions(Place):
     """All records; offsets have gaps where markers are."""
     aborted: set[int] = field(default_factory=set)
     """Offsets of records of transactions that were aborted."""
+    ever_aborted: list[AbortedTransaction] = field(default_factory=list)
+    """Also those that were forgotten, which agents may still know."""
     unstable: dict[int, Writer] = field(default_factory=dict)
     """The first offset of each open transaction."""
     lost: dict[ObjectKey, bytes] = field(default_factory=dict)
@@ -118,6 +120,8 @@ class Transactions(Place):
         ended = await end(self.sequencer, writer.producer, is_commit=is_commit)
         if not is_commit:
             self.aborted |= {offset for offset, _, _ in writer.open_rows}
+            [marker], first = ended.markers, Offset(writer.open_rows[0][0])
+            self.ever_aborted += [AbortedTransaction(marker.base_offset, first, writer.producer.producer_id)]
         del self.unstable[writer.open_rows[0][0]]
         writer.producer = of(writer.producer.transactional_id, ended.identity)
         writer.open_rows, writer.sequence = [], 0
@@ -148,8 +152,11 @@ class Transactions(Place):
         )
         return (await self.sequencer.coordinates.read([request]))[self.topic_id, Partition(0)]
 
-    async def consume(self, start: int, *, read_committed: bool, most_bytes: int = 1 << 20) -> list[Row]:
-        """What a client reads from `start` on, in responses of `most_bytes`."""
+    async def consume(
+        self, start: int, *, read_committed: bool, most_bytes: int = 1 << 20, is_stale: bool = False
+    ) -> list[Row]:
+        """What a client reads from `start` on, in responses of `most_bytes`. If `is_stale`, the agent still
+        knows aborted transactions that were forgotten."""
         rows: list[Row] = []
         offset = start
         while True:
@@ -160,7 +167,8 @@ class Transactions(Place):
             runs = [RunBytes.of(run, [memoryview(await self._bytes_of(run))]) for run in view.runs]
             assert all(run is not None for run in runs)
             found = [run for run in runs if run is not None and run.run.base_offset < limit]
-            overlapping = [entry for entry in view.aborted if entry.last_offset >= offset]
+            known = self.ever_aborted if is_stale else view.aborted
+            overlapping = [entry for entry in known if entry.last_offset >= offset]
             out, aborted = take_committed(
                 found,
                 offset,
@@ -210,8 +218,13 @@ class Transactions(Place):
             may = committed_below(committed, clean_to) + [row for row in written if row[0] >= clean_to]
             if is_damaged:
                 may = written
-            most_bytes = random.Random(repr(seed)).choice((1 << 20, 1 << 20, 2000, 400))
-            found = await self.consume(gone_to, read_committed=read_committed, most_bytes=most_bytes)
+            chance = random.Random(repr(seed))
+            found = await self.consume(
+                gone_to,
+                read_committed=read_committed,
+                most_bytes=chance.choice((1 << 20, 1 << 20, 2000, 400)),
+                is_stale=chance.random() < 0.5,
+            )
             assert found == sorted(set(found)), seed
             assert {row for row in must if row[0] >= gone_to} <= set(found), (seed, read_committed)
             assert set(found) <= set(may), (seed, read_committed)
@@ -325,6 +338,20 @@ async def test_markers_and_entries_go_once_all_below_was_clean_for_its_time(plac
     assert await place.consume(0, read_committed=True) == [(8, b"0", b"4"), (10, b"1", b"5")]
     assert not await place.clean()
     assert await place.is_healthy()
+
+
+async def test_an_agent_that_knows_a_forgotten_abort_hides_no_later_transaction(place: Transactions) -> None:
+    await place.topic(delete_retention_ms="0")
+    writer = await place.a_writer("tx")
+    await place.send(writer, (b"a", b"aborted"))
+    await place.end(writer, is_commit=False)
+    assert await place.clean()
+    assert await place.clean()
+    assert await count(place.sequencer, "aborted_transactions") == 0
+    await place.send(writer, (b"a", b"committed"))
+    await place.end(writer, is_commit=True)
+
+    assert await place.consume(0, read_committed=True, is_stale=True) == [(2, b"a", b"committed")]
 
 
 async def test_nothing_beyond_the_last_stable_offset_is_touched(place: Transactions) -> None:

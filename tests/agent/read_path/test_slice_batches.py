@@ -170,8 +170,8 @@ def test_readers_of_committed_data_find_what_is_not_aborted_though_markers_are_g
     kinds: list[str], data: st.DataObject
 ) -> None:
     """As Java's consumer: it drops a producer's transactional batches from a named transaction's first
-    offset on, until it reads a marker of that producer. "open" is a batch of producer 7 in a transaction, "other"
-    one of producer 8.
+    offset on, until it reads a marker of that producer. "open" is a batch of producer 7 in a transaction,
+    "other" one of producer 8.
     """
     records = a_batch(["x"] * 3, [NOON_MS] * 3)
     made = {
