@@ -85,6 +85,8 @@ _FEW_RUNS = 16
 """A stretch of more runs is made one run, even if all its records stay."""
 _MOST_OFFSETS = 1 << 30
 """Of a stretch, so that one empty batch can span it."""
+_MOST_PASSES = 16
+"""Beyond them the cleaning ends earlier, and the next one goes on: a cleaning that is killed begins again."""
 _MOST_HELD = 5000
 """What is waiting is published before more objects are held."""
 _ATTEMPTS = 5
@@ -271,12 +273,13 @@ class Cleaner:
         if not await self._find_end(cleaning):
             await self._sequencer.cleanings.let_go(cleaning.claim, is_still_due=False)
             return True
+        await self._note_keys(cleaning, most_passes=_MOST_PASSES)
         while True:
             cleaning.clean_bytes, cleaning.oldest_tombstone = 0, -1
-            await self._note_keys(cleaning)
             await self._filter_all(cleaning)
             if not cleaning.latest.next_pass():
                 return await self._finish(cleaning)
+            await self._note_keys(cleaning)
 
     # --- the latest offset of each key
 
@@ -303,8 +306,9 @@ class Cleaner:
         cleaning.latest = LatestKeys(min(self._settings.clean_keys_bytes, needed))
         return True
 
-    async def _note_keys(self, cleaning: _Cleaning) -> None:
-        """Puts the keys of the dirty part into `latest`, as far as they are for this pass."""
+    async def _note_keys(self, cleaning: _Cleaning, most_passes: int | None = None) -> None:
+        """Puts the keys of the dirty part into `latest`, as far as they are for this pass. Moves `end` to
+        where `most_passes` are reached."""
         runs = self._runs(cleaning, cleaning.dirty_from, cleaning.end)
         aborted = _Aborted(self._sequencer.cleanings, cleaning.state.key, cleaning.dirty_from)
         async for stretch in _stretches(runs, self._settings.merge_run_bytes):
@@ -315,6 +319,9 @@ class Cleaner:
             took_s = time.monotonic()
             await self._threads.run(_put, cleaning, stretch, read, overlapping)
             await self._give_way(time.monotonic() - took_s)
+            if most_passes is not None and cleaning.latest.passes >= most_passes:
+                cleaning.end = Offset(min(stretch.offsets[1], cleaning.end))
+                return
 
     async def _runs(self, cleaning: _Cleaning, start: Offset, end: Offset) -> AsyncIterator[RunToClean]:
         while start < end:

@@ -219,6 +219,11 @@ class LatestKeys:
             while put < len(offsets) and not _halve(self._table, self._limits):
                 assert self._limits[_BITS] < _MOST_BITS, "hashes are spread evenly"
 
+    @property
+    def passes(self) -> int:
+        """How many passes there are, as far as the keys are known."""
+        return 1 << int(self._limits[_BITS])
+
     def next_pass(self) -> bool:
         """Turns to the next range of the same width, for which all records are put again. False: there is
         none."""

@@ -220,6 +220,23 @@ async def test_more_keys_than_fit_take_several_passes(place: Place, monkeypatch:
     assert not await place.clean()
 
 
+async def test_a_cleaning_of_too_many_passes_ends_earlier_and_the_next_one_goes_on(place: Place) -> None:
+    await place.topic()
+    for number in range(20):
+        await place.write(*((b"%d" % key, b"%d" % number) for key in range(60 * number, 60 * number + 90)))
+    small = {"clean_keys_bytes": 1024, "merge_run_bytes": 1024}  # 22 keys at most
+    reached = []
+    while await place.clean(**small):
+        state = (await place.sequencer.cleanings.page((place.topic_id, Partition(-1)), 1))[0]
+        reached.append(state.clean_to)
+        assert {row[1:] for row in latest(place.written)} <= {row[1:] for row in await place.read()}
+
+    assert len(reached) >= 3
+    assert reached == sorted(set(reached))
+    assert reached[-1] == len(place.written)
+    assert await place.read() == latest(place.written)
+
+
 @pytest.mark.parametrize("run_bytes", [1024, 1 << 20])
 async def test_stretches_that_are_merged_meanwhile_are_cleaned_again(
     place: Place, monkeypatch: pytest.MonkeyPatch, run_bytes: int
