@@ -100,6 +100,11 @@ CLIENTS = {
             ),
         ),
         Client(
+            name="debezium",
+            language="Java",
+            features=("changes of Postgres, exactly once", "an agent dies", "a worker dies"),
+        ),
+        Client(
             name="mirror-maker",
             language="Java",
             features=("records", "configs of topics", "offsets of groups", "an agent dies"),

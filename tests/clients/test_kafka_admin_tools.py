@@ -107,7 +107,9 @@ def transactions(java: Java, zone_a: str) -> Transactions:
 
 def _open_transaction(servers: str, topic: str, partitions: int = 1) -> confluent_kafka.Producer:
     """One record in each partition, an hour old. The transactional id is that of the topic."""
-    producer = confluent_kafka.Producer({"bootstrap.servers": servers, "transactional.id": topic})
+    # The tools take their time on a busy machine.
+    settings = {"transactional.id": topic, "transaction.timeout.ms": 600_000}
+    producer = confluent_kafka.Producer({"bootstrap.servers": servers, **settings})
     producer.init_transactions(60)
     producer.begin_transaction()
     for partition in range(partitions):

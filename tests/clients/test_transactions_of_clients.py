@@ -117,7 +117,12 @@ def test_each_client_reads_committed_records_and_never_aborted_ones(
     # Each transaction but the last one has records before those that the reader waits for.
     ended = _transactions(False, True, False, True, True)
     producer = confluent_kafka.Producer(
-        {"bootstrap.servers": zone_a, "transactional.id": f"{topic}-tx", "linger.ms": 5}
+        {
+            "bootstrap.servers": zone_a,
+            "transactional.id": f"{topic}-tx",
+            "transaction.timeout.ms": 600_000,
+            "linger.ms": 5,
+        }
     )
     producer.init_transactions(DEADLINE_S)
     for one in ended:
