@@ -93,9 +93,9 @@ def database() -> Iterator[Database]:
 
 @pytest.fixture
 def stack(module_directory: Path) -> Iterator[Stack]:
-    """Two agents that leave Connect's topics as they are: log compaction does not know transactions yet."""
-    never = {"TIDELOG_CLEAN_INTERVAL_S": "3600"}
-    settings = StackSettings(environment=HERE, data_dir=module_directory / "stack", agent_environment=never)
+    """Two agents that clean Connect's topics all the time."""
+    often = {"TIDELOG_CLEAN_INTERVAL_S": "0.5", "TIDELOG_CLEAN_LEASE_S": "10"}
+    settings = StackSettings(environment=HERE, data_dir=module_directory / "stack", agent_environment=often)
     with Stack(settings) as running:
         yield running
 

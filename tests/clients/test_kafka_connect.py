@@ -101,10 +101,8 @@ def cluster(module_directory: Path, matrix: Matrix) -> Iterator[Cluster]:
 
 @pytest.fixture
 def exactly_once_cluster(module_directory: Path, matrix: Matrix) -> Iterator[Cluster]:
-    """Agents that leave Connect's topics as they are: log compaction does not know transactions yet."""
-    never = {"TIDELOG_CLEAN_INTERVAL_S": "3600"}
     exactly_once = {"exactly_once_source_support": "enabled"}
-    with _cluster(module_directory / "once", matrix, never, **exactly_once) as running:
+    with _cluster(module_directory / "once", matrix, _CLEANINGS, **exactly_once) as running:
         yield running
 
 
