@@ -83,6 +83,15 @@ class GroupSettings(Settings):
     """The most characters of all names and configs in such a topology. Postgres keeps it with the group."""
     group_streams_max_tasks: int = Field(default=20_000, ge=1)
     """The most tasks of a streams group, and the most partitions of the topics that it creates."""
+    group_streams_max_endpoint_bytes: int = Field(default=1 << 18, ge=1)
+    """The most bytes of the list that tells members of a streams group which instance has the state of which
+    partitions: its hosts, its topic names and 4 for each partition. If it would be longer, members get an
+    empty list, and interactive queries find only the state of their own instance.
+    """
+    group_streams_topics_created_at_once: int = Field(default=20, ge=1)
+    """The most internal topics that a streams group creates before it answers its members again. The rest
+    follow at once.
+    """
     group_regex_max_length: int = Field(default=1_000, ge=1)
     """The most characters of a regular expression that a member subscribes with."""
     group_regex_max_program_size: int = Field(default=10_000, ge=1)

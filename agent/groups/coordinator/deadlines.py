@@ -33,9 +33,6 @@ class Deadlines(Generic[Key]):
         if key not in self._due:
             self.set(key, due_ms)
 
-    def is_set(self, key: Key) -> bool:
-        return key in self._due
-
     def clear(self, key: Key) -> None:
         self._due.pop(key, None)
 

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Mapping
 
+from agent.groups.streams.topic_plan import listed
 from agent.groups.streams.topology import InternalTopic
 from agent.topic_directory import TopicDirectory
 from sequencer.topics.config_checks import InvalidConfig
@@ -17,15 +18,20 @@ async def create_topics(
     """Returns why topics could not be created, by their names. A topic that exists by now is no failure.
     Raises SequencerUnavailable, CommitOutcomeUnknown.
     """
+    created: list[str] = []
     refused: dict[str, str] = {}
     for topic in topics:
-        fields = {"group": group_id, "topic": topic.name}
         try:
             await directory.create(topic.name, topic.partition_count, topic.config)
-            log.info("internal topic created", extra=fields | {"partitions": topic.partition_count})
+            created.append(f"{topic.name} ({topic.partition_count})")
         except TopicExists:
             continue
         except (InvalidConfig, InvalidTopicName, InvalidPartitionCount) as error:
             refused[topic.name] = str(error)
-            log.warning("internal topic cannot be created", extra=fields | {"error": str(error)})
+    fields = {"group": group_id, "topics": listed(created)}
+    if refused:
+        errors = listed([f"{name}: {why}" for name, why in refused.items()], "; ")
+        log.warning("internal topics cannot be created", extra=fields | {"refused": errors})
+    elif created:
+        log.info("internal topics created", extra=fields)
     return refused

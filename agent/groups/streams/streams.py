@@ -99,7 +99,7 @@ class StreamsGroup:
             case StreamsHeartbeat():
                 return self._serve_or_park(event, now_ms)
             case TopicsSeen():
-                self._group.see(event)
+                self._group.see(event, now_ms)
                 parked, self._parked = self._parked, {}
                 return [
                     answered for each in parked.values() for answered in self._serve_or_park(each, now_ms)

@@ -41,7 +41,7 @@ def answer_heartbeat(
     before = _find_joining(group, event) if joins else _find(group, event)
     topology = _new_topology(group, event)
     if topology is not None:
-        group.adopt(topology)
+        group.adopt(topology, now_ms)
     now = _as_said(group, before or StreamsMember(member_id=event.member_id), event)
     told = group.step_to_target(before, now, event.owned, now_ms)
     if event.asks_for_shutdown:

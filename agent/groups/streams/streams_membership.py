@@ -23,6 +23,7 @@ from agent.groups.settings import GroupSettings
 from agent.groups.streams.streams_members import NO_TASKS, StreamsMember, existing, reconciled
 from agent.groups.streams.streams_roster import StreamsRoster
 from agent.groups.streams.task_assignor import Worker, assign_tasks
+from agent.groups.streams.topic_creations import TopicCreations
 from agent.groups.streams.topic_plan import TopicPlan, listed, plan_topics
 from agent.groups.streams.topology import InternalTopic, Topology
 
@@ -59,9 +60,7 @@ class StreamsMembership:
         self.deadlines: Deadlines[TimerKey] = Deadlines()
         self.plan = TopicPlan()
         self._wanted = TopicsWanted()
-        self._creates = False
-        self._refused: Mapping[str, str] = {}
-        """Why internal topics could not be created at the last attempt."""
+        self._creations = TopicCreations()
         self._want_topics()
         for member in roster.members.values():
             self._restart_session(member, now_ms)
@@ -80,27 +79,27 @@ class StreamsMembership:
         """Returns what the topology needs to know of topics."""
         return self._wanted
 
-    def adopt(self, topology: Topology) -> None:
+    def adopt(self, topology: Topology, now_ms: int) -> None:
         """Makes it the group's topology. Its topics must be known."""
         self.roster.set_topology(topology)
         self._want_topics()
-        self._make_plan()
+        self._make_plan(now_ms)
 
-    def see(self, seen: TopicsSeen) -> None:
+    def see(self, seen: TopicsSeen, now_ms: int) -> None:
         self.topics.see(seen)
         if self.topics.cover(self._wanted):
-            self._make_plan()
+            self._make_plan(now_ms)
 
     def topics_to_create(self) -> tuple[InternalTopic, ...]:
-        return self.plan.missing if self._creates and self.roster.members else ()
+        """Returns the topics of the next attempt, if it is due."""
+        return self._creations.due(self.settings) if self.roster.members else ()
 
     def note_created(self, refused: Mapping[str, str], now_ms: int) -> None:
         """The topics to create were created, except those that were `refused`. Those that are still missing
         are tried again later.
         """
-        self._refused = refused
-        self._creates = False
-        self.deadlines.set(_CREATE, now_ms + self.settings.group_streams_heartbeat_interval_ms)
+        self._creations.note(refused, self.settings, now_ms)
+        self._time_creation()
 
     def statuses(self, member: StreamsMember) -> tuple[Status, ...]:
         found = []
@@ -170,7 +169,7 @@ class StreamsMembership:
             self._end_delay()
             self.roster.raise_epoch(self._fingerprint())
         if _CREATE in due:
-            self._creates = bool(self.plan.missing)
+            self._creations.begin()
         self.fence(member_id for timer, member_id in due if timer in (Timer.SESSION, Timer.REVOKE))
 
     # --- within
@@ -181,7 +180,7 @@ class StreamsMembership:
         if names != self._wanted.names:
             self._wanted = TopicsWanted(names=names)
 
-    def _make_plan(self) -> None:
+    def _make_plan(self, now_ms: int) -> None:
         """Plans the topology's topics as they are now."""
         if self.roster.topology is None:
             return
@@ -189,11 +188,8 @@ class StreamsMembership:
             self.roster.topology, self.topics.shapes, most_tasks=self.settings.group_streams_max_tasks
         )
         self.roster.note_ready(is_ready=self.plan.problem is None)
-        if not self.plan.missing:
-            self._creates, self._refused = False, {}
-            self.deadlines.clear(_CREATE)
-        elif not self.deadlines.is_set(_CREATE):
-            self._creates = True
+        self._creations.miss(self.plan.missing, self.settings, now_ms)
+        self._time_creation()
         self._raise_epoch_if_due()
 
     def _raise_epoch_if_due(self) -> None:
@@ -245,11 +241,19 @@ class StreamsMembership:
         self.roster.delay(is_delayed=False)
         self.deadlines.clear(_FIRST_TARGETS)
 
+    def _time_creation(self) -> None:
+        due_ms = self._creations.due_ms
+        if due_ms is None:
+            self.deadlines.clear(_CREATE)
+        else:
+            self.deadlines.set(_CREATE, due_ms)
+
     def _with_refusals(self, problem: Status) -> Status:
+        refused = self._creations.refused
         refusals = [
-            f"{topic.name} cannot be created: {self._refused[topic.name]}"
+            f"{topic.name} cannot be created: {refused[topic.name]}"
             for topic in self.plan.missing
-            if topic.name in self._refused
+            if topic.name in refused
         ]
         if not refusals:
             return problem

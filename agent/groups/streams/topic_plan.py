@@ -123,32 +123,90 @@ def _derive(topology: Topology, repartition: Mapping[str, InternalTopic], counts
     """Derives the counts of repartition topics from what is written to them. A topic waits until all that its
     writers read is known. In a loop of topics, what is known must do.
     """
-    waiting = repartition.keys() - counts.keys()
-    while waiting:
-        found = _widest(topology, waiting, counts, in_loop=False)
-        found = found or _widest(topology, waiting, counts, in_loop=True)
+    flow = _Flow(topology, repartition.keys() - counts.keys(), counts)
+    while flow.waiting:
+        found = flow.clear() or flow.in_loops()
         if not found:
             raise _Unplannable(
                 StatusCode.INCORRECTLY_PARTITIONED_TOPICS,
-                f"The partitions of repartition topics cannot be derived: {listed(sorted(waiting))}. "
+                f"The partitions of repartition topics cannot be derived: {listed(sorted(flow.waiting))}. "
                 "No subtopology writes to them that reads a topic with a known number of partitions.",
             )
+        for name, count in found.items():
+            flow.learn(name, count)
         counts |= found
-        waiting -= found.keys()
 
 
-def _widest(
-    topology: Topology, waiting: Set[str], counts: Mapping[str, int], *, in_loop: bool
-) -> dict[str, int]:
-    widest: dict[str, int] = {}
-    unclear: set[str] = set()
-    for part in topology.subtopologies:
-        read = [counts.get(name, 0) for name in part.all_sources]
-        for name in waiting & set(part.repartition_sinks):
-            widest[name] = max(widest.get(name, 0), *read)
-            if 0 in read:
-                unclear.add(name)
-    return {name: count for name, count in widest.items() if count and (in_loop or name not in unclear)}
+@dataclass(slots=True, eq=False)
+class _Writer:
+    """A subtopology that writes to waiting topics."""
+
+    sinks: Set[str]
+    unknown: int
+    """How many of the topics that it reads have no known count."""
+    widest: int = 0
+    """The largest known count of what it reads."""
+
+
+class _Flow:
+    """What is known of the writers of topics that wait for their counts. Each subtopology is read once, and
+    each pair of a writer and a topic is looked at a constant number of times.
+    """
+
+    def __init__(self, topology: Topology, waiting: Set[str], counts: Mapping[str, int]) -> None:
+        self.waiting = set(waiting)
+        self._clear: set[str] = set()
+        """The waiting topics whose writers read only topics with known counts."""
+        self._reached: set[str] = set()
+        """The waiting topics with a writer that reads a topic with a known count."""
+        self._writers: dict[str, list[_Writer]] = {}
+        self._unclear: dict[str, int] = {}
+        """How many writers of a waiting topic read a topic without a known count."""
+        self._readers: dict[str, list[_Writer]] = {}
+        for part in topology.subtopologies:
+            if sinks := self.waiting.intersection(part.repartition_sinks):
+                self._add(sinks, set(part.all_sources), counts)
+        self._clear = {name for name in self._writers if name not in self._unclear}
+
+    def _add(self, sinks: Set[str], sources: Set[str], counts: Mapping[str, int]) -> None:
+        unknown = {name for name in sources if not counts.get(name)}
+        widest = max((counts[name] for name in sources - unknown), default=0)
+        writer = _Writer(sinks=sinks, unknown=len(unknown), widest=widest)
+        for name in unknown:
+            self._readers.setdefault(name, []).append(writer)
+        for name in sinks:
+            self._writers.setdefault(name, []).append(writer)
+            if unknown:
+                self._unclear[name] = self._unclear.get(name, 0) + 1
+        if widest:
+            self._reached |= sinks
+
+    def clear(self) -> dict[str, int]:
+        return self._counts(self._clear)
+
+    def in_loops(self) -> dict[str, int]:
+        return self._counts(self._reached)
+
+    def learn(self, name: str, count: int) -> None:
+        """The waiting topic has this count."""
+        for known in (self.waiting, self._clear, self._reached):
+            known.discard(name)
+        for writer in self._readers.pop(name, ()):
+            if not writer.widest:
+                self._reached |= writer.sinks & self.waiting
+            writer.widest = max(writer.widest, count)
+            writer.unknown -= 1
+            if not writer.unknown:
+                self._note_known(writer)
+
+    def _note_known(self, writer: _Writer) -> None:
+        for sink in writer.sinks:
+            self._unclear[sink] -= 1
+            if not self._unclear[sink] and sink in self.waiting:
+                self._clear.add(sink)
+
+    def _counts(self, names: Set[str]) -> dict[str, int]:
+        return {name: max(writer.widest for writer in self._writers[name]) for name in names}
 
 
 def _copartition(group: tuple[str, ...], fixed: set[str], counts: dict[str, int]) -> None:

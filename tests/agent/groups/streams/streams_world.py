@@ -97,6 +97,8 @@ class World:
         self.created: list[str] = []
         self.refuses: dict[str, str] = {}
         """Topics that cannot be created, with the reason."""
+        self.attempts: list[tuple[int, list[str]]] = []
+        """When the group tried to create which topics."""
         self.now_ms = 0
         self._ids = count(1)
         self._stored: StoredGroup | None = None
@@ -151,6 +153,7 @@ class World:
                     self.created.append(topic.name)
                     self.make_topic(topic.name, topic.partition_count)
             if missing:
+                self.attempts.append((self.now_ms, [topic.name for topic in missing]))
                 self.group.handle(TopicsCreated(refused=dict(self.refuses)), self.now_ms)
             asked = self.group.topics_wanted()
             answered += self.group.handle(self._seen(), self.now_ms)

@@ -1,5 +1,6 @@
 """The APIs of streams groups by hand (KIP-1071): the life of a group, its offsets, and what is refused."""
 
+import logging
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
@@ -225,7 +226,10 @@ async def test_a_request_that_cannot_be_is_refused_with_a_reason(
     assert (await describe_streams(wire, "refused")).error_code is ErrorCode.group_id_not_found
 
 
-async def test_a_topic_that_cannot_be_created_is_named_with_the_reason(wire: Wire) -> None:
+async def test_a_topic_that_cannot_be_created_is_named_with_the_reason(
+    wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tidelog")
     await create(wire, "strange-lines")
     topology = a_word_count("strange", {"no.such.config": "1"})
 
@@ -236,6 +240,10 @@ async def test_a_topic_that_cannot_be_created_is_named_with_the_reason(wire: Wir
     assert status.status_code == 3
     assert "strange-counts cannot be created" in status.status_detail
     assert "no.such.config" in status.status_detail
+    [line] = [line for line in caplog.records if line.message.startswith("internal topics")]
+    assert line.levelno == logging.WARNING
+    assert line.__dict__["topics"] == "strange-words (1)"
+    assert line.__dict__["refused"].startswith("strange-counts: ")
 
 
 async def test_a_topology_with_more_tasks_than_allowed_gets_none(wire: Wire) -> None:
