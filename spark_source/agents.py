@@ -16,7 +16,7 @@ from urllib.parse import quote
 import httpx
 
 from spark_source.settings import SourceSettings
-from storage.arrow.aborted_batches import AbortedTransaction, overlapping
+from storage.arrow.aborted_batches import AbortedIndex, AbortedTransaction
 
 
 class AgentsUnavailable(Exception):
@@ -94,11 +94,13 @@ class Agents:
                 "limit": self._settings.source_page_pieces,
             }
             page = self._get(f"/v1/topics/{quote(topic, safe='')}/coordinates", asked)
-            aborted = [AbortedTransaction(**entry) for entry in page["aborted"]]
+            aborted = AbortedIndex([AbortedTransaction(**entry) for entry in page["aborted"]])
             for found in page["pieces"]:
                 piece = Piece(**found)
-                own = overlapping(aborted, piece.first_offset, piece.end_offset)
-                yield replace(piece, aborted=own) if own and piece.kind == "raw" else piece
+                if piece.kind == "raw":
+                    own = aborted.overlapping(piece.first_offset, piece.end_offset)
+                    piece = replace(piece, aborted=own) if own else piece
+                yield piece
             start = page["next"]
 
     def bootstrap(self) -> str:

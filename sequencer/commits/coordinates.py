@@ -25,6 +25,7 @@ SQL = load_statements("coordinates")
 
 PartitionKey = tuple[TopicId, Partition]
 FIRST_OFFSET = Offset(0)
+_LAST_OFFSET = Offset((1 << 63) - 1)
 TIME_LOOKUP_STEP = 1000
 """Runs per statement of a search by time."""
 NOTHING = ObjectKey("")
@@ -126,52 +127,56 @@ class Coordinates:
             max_aborted=MAX_ABORTED,
         )
         await self._heed_doubt(rows)
-        found = _grouped(rows)
-        found |= await self._of_first_runs(found)
-        return found | await self._from_history(requests, found)
+        from_offsets = {(each.topic_id, each.partition): each.from_offset for each in requests}
+        found = await self._with_all_aborted(_grouped(rows), from_offsets)
+        history = await self._from_history(requests, found)
+        return {key: each.coordinates for key, each in found.items()} | history
 
-    async def _of_first_runs(
-        self, found: Mapping[PartitionKey, PartitionCoordinates]
-    ) -> dict[PartitionKey, PartitionCoordinates]:
-        """The first runs of partitions whose runs overlap too many aborted transactions. Raises
-        SequencerUnavailable if one run does.
+    async def _with_all_aborted(
+        self, found: Mapping[PartitionKey, "_Found"], from_offsets: Mapping[PartitionKey, Offset]
+    ) -> dict[PartitionKey, "_Found"]:
+        """Reads only the first run where the runs overlap too many aborted transactions. Raises
+        SequencerUnavailable if one run does. Partitions that are gone by then are left out.
+
+        It reads from the requested offset again, because the first run may be below the local start.
         """
-        capped = [each for each in found.values() if len(each.aborted) >= MAX_ABORTED]
+        capped = [key for key, each in found.items() if len(each.coordinates.aborted) >= MAX_ABORTED]
         if not capped:
-            return {}
+            return dict(found)
         rows = await self._database.read(
             SQL["read"],
-            topic_ids=UuidArray(each.topic_id for each in capped),
-            partitions=Int4Array(each.partition for each in capped),
-            from_offsets=Int8Array(each.runs[0].base_offset for each in capped),
+            topic_ids=UuidArray(topic_id for topic_id, _ in capped),
+            partitions=Int4Array(partition for _, partition in capped),
+            from_offsets=Int8Array(from_offsets[key] for key in capped),
             max_runs=Int4Array(1 for _ in capped),
             max_aborted=_MAX_ABORTED_OF_A_RUN,
         )
         await self._heed_doubt(rows)
         again = _grouped(rows)
-        if any(len(each.aborted) >= _MAX_ABORTED_OF_A_RUN for each in again.values()):
+        if any(len(each.coordinates.aborted) >= _MAX_ABORTED_OF_A_RUN for each in again.values()):
             raise SequencerUnavailable(f"a run overlaps {_MAX_ABORTED_OF_A_RUN} aborted transactions or more")
-        return again
+        return {key: each for key, each in found.items() if key not in set(capped)} | again
 
     async def _from_history(
         self,
         requests: Sequence[CoordinateRequest],
-        found: Mapping[PartitionKey, PartitionCoordinates],
+        found: Mapping[PartitionKey, "_Found"],
     ) -> dict[PartitionKey, PartitionCoordinates]:
         """Coordinates for the requests that begin below a local start. They are read after the rest, so they
         may be newer and leave out more.
         """
         below = []
         for request in requests:
-            known = found.get((request.topic_id, request.partition))
-            if known is not None and request.from_offset < known.local_start_offset:
-                start = Offset(max(request.from_offset, known.log_start_offset))
-                if start < known.local_start_offset:
-                    end = known.local_start_offset
-                    below.append(_Span(known.topic_id, known.partition, start, end, request.max_runs))
+            key = (request.topic_id, request.partition)
+            if key not in found:
+                continue
+            known, aborted_to = found[key]
+            start = Offset(max(request.from_offset, known.log_start_offset))
+            if start < known.local_start_offset:
+                below.append(_Span(*key, start, known.local_start_offset, request.max_runs, aborted_to))
         answers = {}
         for span, pieces in zip(below, await self._read_history(below), strict=True):
-            before = found[span.topic_id, span.partition]
+            before = found[span.topic_id, span.partition].coordinates
             reached = pieces[-1].last_offset + 1
             behind = tuple(run for run in before.runs if run.base_offset >= reached)
             if behind and behind[0].base_offset == reached:
@@ -216,8 +221,10 @@ class Coordinates:
         changed: dict[PartitionKey, PartitionCoordinates | None] = {
             (row.topic_id, row.partition): None for row in rows if row.high_watermark is None
         }
+        known_ends = {(end.topic_id, end.partition): end.known_end for end in known}
         found = _grouped([row for row in rows if row.high_watermark is not None])
-        changed.update(found | await self._of_first_runs(found))
+        found = await self._with_all_aborted(found, known_ends)
+        changed.update({key: each.coordinates for key, each in found.items()})
         return changed
 
     async def bounds(self, partitions: Sequence[PartitionKey]) -> dict[PartitionKey, PartitionBounds]:
@@ -306,19 +313,32 @@ class Coordinates:
             next_offset = rows[0].looked_until + 1
 
 
-def _grouped(rows: Sequence[Row]) -> dict[PartitionKey, PartitionCoordinates]:
+class _Found(NamedTuple):
+    coordinates: PartitionCoordinates
+    aborted_to: Offset
+    """The last offset of all runs that were read, also of those that are left out: the coordinates have all
+    aborted transactions that overlap runs up to here. -1: there was no run."""
+
+
+def _grouped(rows: Sequence[Row]) -> dict[PartitionKey, _Found]:
     """Rows of one partition are consecutive, in offset order. A partition without runs has one row of nulls.
     Runs that end below the local start are left out, because history lies between them.
     """
     runs: dict[PartitionKey, list[RunCoordinate]] = {}
     heads: dict[PartitionKey, Row] = {}
+    aborted_to: dict[PartitionKey, Offset] = {}
     for row in rows:
         key = (row.topic_id, row.partition)
         heads.setdefault(key, row)
         found = runs.setdefault(key, [])
-        if row.base_offset is not None and row.last_offset >= row.local_start_offset:
-            found.append(_run(row))
-    return {key: _partition(head, runs[key]) for key, head in heads.items()}
+        if row.base_offset is not None:
+            aborted_to[key] = row.last_offset
+            if row.last_offset >= row.local_start_offset:
+                found.append(_run(row))
+    return {
+        key: _Found(_partition(head, runs[key]), aborted_to.get(key, NO_OFFSET))
+        for key, head in heads.items()
+    }
 
 
 def _partition(row: Row, runs: Sequence[RunCoordinate]) -> PartitionCoordinates:
@@ -376,10 +396,14 @@ class _Span(NamedTuple):
     start: Offset
     end: Offset
     max_runs: int
+    aborted_to: Offset = _LAST_OFFSET
+    """The aborted transactions of runs that end after it are not known."""
 
 
 def _history_of(span: _Span, rows: Sequence[Row]) -> tuple[RunCoordinate, ...]:
-    """The spans as far as the rows reach, which are capped for files and for runs."""
+    """The span as far as the rows reach, which are capped for files and for runs, and as far as its aborted
+    transactions are known.
+    """
     key = (span.topic_id, span.partition)
     files = [
         HistoryFile(
@@ -405,7 +429,15 @@ def _history_of(span: _Span, rows: Sequence[Row]) -> tuple[RunCoordinate, ...]:
     ]
     ends = [some[-1].last_offset + 1 for some in (files, runs) if len(some) == _HISTORY_FILES]
     end = max(span.start + 1, min([span.end, *ends]))
-    return history_coordinates(*key, (span.start, Offset(end)), files, runs)
+    pieces = history_coordinates(*key, (span.start, Offset(end)), files, runs)
+    unknown = (run for run in runs if run.last_offset > span.aborted_to and run.last_offset >= span.start)
+    first_unknown = next(unknown, None)
+    if first_unknown is None:
+        return pieces
+    known = tuple(piece for piece in pieces if piece.base_offset < first_unknown.base_offset)
+    if not known:
+        raise SequencerUnavailable(f"offset {span.start} was moved to another run while it was read")
+    return known
 
 
 def history_coordinates(

@@ -38,6 +38,29 @@ def overlapping(
     )
 
 
+class AbortedIndex:
+    """Finds what `overlapping` does, for many ranges of the same entries. `aborted` is in the order of its
+    markers.
+
+    A look-up costs two binary searches, and array operations over the entries from the first that ends
+    behind the range's begin to the last that begins before its end.
+    """
+
+    def __init__(self, aborted: Sequence[AbortedTransaction]) -> None:
+        self._aborted = aborted
+        columns = columns_of(aborted)
+        self._markers, self._firsts = columns[:, 0].copy(), columns[:, 1].copy()
+        # The least first offset of an entry and all behind it never falls, so a search ends there.
+        self._least_firsts = np.minimum.accumulate(self._firsts[::-1])[::-1].copy()
+
+    def overlapping(self, first_offset: int, end_offset: int) -> tuple[AbortedTransaction, ...]:
+        """Those that may have records at offsets `[first_offset, end_offset)`."""
+        start = int(np.searchsorted(self._markers, first_offset, side="right"))
+        end = int(np.searchsorted(self._least_firsts, end_offset))
+        places = np.flatnonzero(self._firsts[start:end] < end_offset) + start
+        return tuple(self._aborted[place] for place in places.tolist())
+
+
 def columns_of(aborted: Sequence[AbortedTransaction]) -> NDArray[np.int64]:
     """Entries in the order of their markers, as int64 of shape (entries, 3)."""
     return np.array(aborted, np.int64).reshape(-1, 3)

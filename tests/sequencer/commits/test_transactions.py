@@ -1,6 +1,9 @@
 """Transactions: their producers, batches, offsets and ends (docs/design/transactions.md)."""
 
+import pytest
+
 from sequencer.client import Sequencer
+from sequencer.commits import coordinates
 from sequencer.commits.commits import (
     Assigned,
     BatchOutcome,
@@ -9,6 +12,7 @@ from sequencer.commits.commits import (
     InvalidTransaction,
 )
 from sequencer.commits.coordinates import (
+    NOTHING,
     AbortedTransaction,
     CoordinateRequest,
     KnownEnd,
@@ -25,6 +29,7 @@ from sequencer.commits.transactions import (
     TransactionRefusal,
 )
 from sequencer.groups.committed_offsets import CommittedOffset, OffsetCommit, OffsetQuery
+from storage.arrow.aborted_batches import overlapping
 from storage.batches.record_batch import read_header
 from storage.identifiers import NodeId, Offset, Partition
 from storage.segments.keys import inline_bytes
@@ -150,6 +155,84 @@ async def test_an_aborted_transaction_is_named_to_whoever_reads_over_it(sequence
     polled = (await sequencer.coordinates.poll([known], 100))[key]
     assert polled is not None
     assert polled.aborted == (entry,)
+
+
+@pytest.mark.parametrize("local_start", [0, 1, 5, 10, 11])
+async def test_runs_below_the_local_start_have_their_aborted_transactions_however_many(
+    sequencer: Sequencer, monkeypatch: pytest.MonkeyPatch, local_start: int
+) -> None:
+    """Runs there did not decode. More transactions overlap them than one statement reads."""
+    [key] = await a_topic(sequencer, 1)
+    for number in range(5):
+        producer = await a_producer(sequencer, f"aborted {number}")
+        await write(sequencer, producer, key)
+        await end(sequencer, producer, is_commit=False)
+    await plain(sequencer, key)
+    everything = (await look(sequencer, key)).aborted
+    await sequencer.database.run(f"UPDATE partitions SET local_start_offset = {local_start}")
+    monkeypatch.setattr(coordinates, "MAX_ABORTED", 2)
+
+    offset, pages = 0, []
+    while offset < 11:
+        page = await look(sequencer, key, offset)
+        pages.append(page)
+        offset = page.runs[-1].last_offset + 1
+
+    assert [run.base_offset for page in pages for run in page.runs] == list(range(11))
+    for page in pages:
+        first, last = page.runs[0].base_offset, page.runs[-1].last_offset
+        assert set(overlapping(everything, first, last + 1)) <= set(page.aborted)
+
+
+async def test_a_page_from_history_ends_before_a_run_whose_aborted_transactions_were_not_read(
+    sequencer: Sequencer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offsets 2 to 7 are in history alone; what is raw lies before and behind them, below the local start."""
+    [key] = await a_topic(sequencer, 1)
+    for number in range(5):
+        producer = await a_producer(sequencer, f"aborted {number}")
+        await write(sequencer, producer, key)
+        await end(sequencer, producer, is_commit=False)
+    await sequencer.database.run("DELETE FROM runs WHERE base_offset BETWEEN 2 AND 7")
+    await sequencer.database.run("UPDATE partitions SET local_start_offset = 10")
+    monkeypatch.setattr(coordinates, "MAX_ABORTED", 2)
+
+    first, from_marker = await look(sequencer, key), await look(sequencer, key, 1)
+    from_gap, last = await look(sequencer, key, 4), await look(sequencer, key, 9)
+
+    def spans(found: PartitionCoordinates) -> list[tuple[int, int, bool]]:
+        return [(run.base_offset, run.last_offset, run.object_key != NOTHING) for run in found.runs]
+
+    assert spans(first) == [(0, 0, True)]
+    assert spans(from_marker) == [(1, 1, True), (2, 7, False)]
+    assert spans(from_gap) == [(4, 7, False), (8, 8, True), (9, 9, True)]
+    assert spans(last) == [(9, 9, True)]
+    assert [entry.last_offset for entry in first.aborted] == [1]
+    assert 9 in [entry.last_offset for entry in from_gap.aborted]
+
+
+async def test_a_poll_from_below_the_local_start_is_answered_however_many_transactions_were_aborted(
+    sequencer: Sequencer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [key] = await a_topic(sequencer, 1)
+    for number in range(3):
+        producer = await a_producer(sequencer, f"aborted {number}")
+        await write(sequencer, producer, key)
+        await end(sequencer, producer, is_commit=False)
+    await sequencer.database.run("UPDATE partitions SET local_start_offset = 6")
+    monkeypatch.setattr(coordinates, "MAX_ABORTED", 2)
+    known = KnownEnd(
+        topic_id=key[0],
+        partition=key[1],
+        known_end=Offset(0),
+        log_start_offset=Offset(0),
+        coordinate_epoch=0,
+    )
+
+    polled = (await sequencer.coordinates.poll([known], 100))[key]
+
+    assert polled is not None
+    assert (polled.high_watermark, polled.runs) == (6, ())
 
 
 async def test_the_oldest_open_transaction_holds_the_last_stable_offset(sequencer: Sequencer) -> None:

@@ -3,11 +3,13 @@ other.
 """
 
 import random
+import time
 from collections.abc import Sequence
 
 import numpy as np
 
 from storage.arrow.aborted_batches import (
+    AbortedIndex,
     AbortedTransaction,
     are_markers,
     columns_of,
@@ -101,3 +103,30 @@ def test_a_marker_at_the_first_offset_ends_a_transaction_before_the_batches() ->
         True
     ]
     assert overlapping([ended_before], first, first + 1) == ()
+
+
+def test_an_index_finds_what_overlaps_each_range() -> None:
+    [seed] = seeds(1)
+    chance = random.Random(seed)
+    for _ in range(300):
+        aborted = sorted(
+            AbortedTransaction(Offset(last), Offset(chance.randint(0, last - 1)), ProducerId(last))
+            for last in chance.sample(range(1, 100), chance.choice((0, 1, 5, 50)))
+        )
+        index = AbortedIndex(aborted)
+        for _ in range(20):
+            first, end = sorted(chance.choices(range(-1, 102), k=2))
+            assert index.overlapping(first, end) == overlapping(aborted, first, end), seed
+
+
+def test_an_index_looks_at_few_entries_for_each_of_many_runs() -> None:
+    """A thousand runs and 20,000 entries, of which the last began before all: by Python, some seconds."""
+    aborted = [AbortedTransaction(Offset(2 * n + 1), Offset(2 * n), ProducerId(n)) for n in range(20_000)]
+    aborted.append(AbortedTransaction(Offset(50_000), Offset(0), ProducerId(7)))
+    began_s = time.thread_time()
+
+    index = AbortedIndex(aborted)
+    found = [index.overlapping(first, first + 40) for first in range(0, 40_000, 40)]
+
+    assert time.thread_time() - began_s < 0.5
+    assert [len(each) for each in found] == [21] * 1000
