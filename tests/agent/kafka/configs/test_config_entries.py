@@ -39,7 +39,11 @@ TOPIC = (
 )
 GROUP = (
     "consumer.session.timeout.ms",
+    "streams.heartbeat.interval.ms",
     "consumer.heartbeat.interval.ms",
+    "streams.initial.rebalance.delay.ms",
+    "streams.session.timeout.ms",
+    "streams.num.standby.replicas",
 )
 BROKER = (
     "log.cleaner.min.compaction.lag.ms",
