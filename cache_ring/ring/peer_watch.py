@@ -293,7 +293,7 @@ class _Link(asyncio.Protocol):
         """Asks for a sign of life, on a new connection if there is none."""
         self._probed_s = now_s
         if self._transport is not None:
-            self._transport.write(encode(Probe()))
+            self.write(encode(Probe()))
         else:
             self._open()
 

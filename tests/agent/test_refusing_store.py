@@ -96,7 +96,9 @@ async def test_a_refusal_by_the_store_is_in_ready_the_log_the_response_and_the_d
         assert _DENIED in message
         await until_not_ready(agent, _DENIED)
         logged = [
-            getattr(record, "error", "") for record in caplog.records if record.message == "upload failed"
+            getattr(record, "error", "")
+            for record in caplog.records
+            if record.getMessage() == "upload failed"
         ]
         assert any(_DENIED in error for error in logged)
         said = await asyncio.to_thread(doctor, agent, database_url, bucket, monkeypatch)

@@ -240,7 +240,7 @@ async def test_a_topic_that_cannot_be_created_is_named_with_the_reason(
     assert status.status_code == 3
     assert "strange-counts cannot be created" in status.status_detail
     assert "no.such.config" in status.status_detail
-    [line] = [line for line in caplog.records if line.message.startswith("internal topics")]
+    [line] = [line for line in caplog.records if line.getMessage().startswith("internal topics")]
     assert line.levelno == logging.WARNING
     assert line.__dict__["topics"] == "strange-words (1)"
     assert line.__dict__["refused"].startswith("strange-counts: ")
