@@ -1,20 +1,30 @@
-"""Common rules of group requests: who asks, and which of a client's values Postgres cannot keep."""
+"""Common rules of group requests: who asks, which of a client's values Postgres cannot keep, and how groups
+of one kind are described.
+"""
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 from uuid import UUID
 
+from kio.schema.errors import ErrorCode
 from kio.static.primitive import i32Timedelta
 
+from agent.error_codes import group_code
+from agent.groups.events import GroupDescription, GroupFault
 from agent.kafka.context import RequestContext
-from agent.kafka.uses import UsesTopics
+from agent.kafka.uses import UsesCoordinator, UsesTopics
+from sequencer.groups.stored_groups import GroupKind
 from sequencer.topics.topics import Topic
 from storage.identifiers import TopicId
+from storage.stores.side_by_side import few_at_a_time
 
 _LONGEST_CLIENT_ID: Final = 200
 """In characters. A classic member's id begins with its client's id, and must fit where ids are kept."""
 _LONGEST_INSTANCE_ID_BYTES: Final = 900
+
+
+Described: TypeAlias = GroupDescription | tuple[ErrorCode, str | None]
 
 
 class NamedTopic(Protocol):
@@ -65,3 +75,21 @@ async def topics_named(
         return [None if one.topic_id is None else found.get(TopicId(one.topic_id)) for one in asked]
     named = await directory.by_name({one.name for one in asked})
     return [named.get(one.name) for one in asked]
+
+
+async def described_groups(
+    group_ids: Sequence[str], context: RequestContext[UsesCoordinator], kind: GroupKind
+) -> Sequence[Described]:
+    """Describes the groups of this kind. For others, and for unknown ones: the error and its message."""
+
+    async def describe(group_id: str) -> Described:
+        running = await context.parts.coordinator.group(group_id)
+        if isinstance(running, GroupFault):
+            message = f"Group {group_id} not found." if running is GroupFault.GROUP_NOT_FOUND else None
+            return group_code(running), message
+        description = running.machine.describe()
+        if description.kind != kind:
+            return ErrorCode.group_id_not_found, f"Group {group_id} is not a {kind} group."
+        return description
+
+    return await few_at_a_time(describe, group_ids)

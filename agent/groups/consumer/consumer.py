@@ -19,7 +19,7 @@ from typing import TypeAlias, assert_never
 from agent.groups.classic.classic_members import CONSUMER_PROTOCOL_TYPE
 from agent.groups.consumer import consumer_classic, consumer_heartbeats
 from agent.groups.consumer.consumer_members import ConsumerMember
-from agent.groups.consumer.consumer_membership import ConsumerMembership, MemberRefused
+from agent.groups.consumer.consumer_membership import ConsumerMembership
 from agent.groups.consumer.consumer_roster import ConsumerRoster
 from agent.groups.consumer.known_topics import KnownTopics, both
 from agent.groups.events import (
@@ -44,6 +44,7 @@ from agent.groups.events import (
     TopicsSeen,
     TopicsWanted,
 )
+from agent.groups.roster import MemberRefused
 from agent.groups.settings import GroupSettings
 from agent.groups.streams.topology import InternalTopic
 from sequencer.groups.stored_groups import GroupChange, GroupKind, StoredGroup

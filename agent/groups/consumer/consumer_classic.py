@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from agent.groups.classic.classic_members import CONSUMER_PROTOCOL_TYPE
 from agent.groups.consumer.consumer_members import ClassicSide, ConsumerMember
-from agent.groups.consumer.consumer_membership import ConsumerMembership, MemberRefused, Timer
+from agent.groups.consumer.consumer_membership import ConsumerMembership, Timer
 from agent.groups.consumer.consumer_protocol import (
     Malformed,
     Subscription,
@@ -40,6 +40,7 @@ from agent.groups.events import (
     SyncAnswer,
     TopicsWanted,
 )
+from agent.groups.roster import MemberRefused
 
 
 def topics_of(event: Join) -> TopicsWanted:

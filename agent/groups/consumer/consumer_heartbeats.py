@@ -22,7 +22,7 @@ from agent.groups.consumer.consumer_members import (
     STATIC_LEAVE_EPOCH,
     ConsumerMember,
 )
-from agent.groups.consumer.consumer_membership import ConsumerMembership, MemberRefused
+from agent.groups.consumer.consumer_membership import ConsumerMembership
 from agent.groups.consumer.known_topics import InvalidRegex, check_regex
 from agent.groups.events import (
     Assignment,
@@ -32,6 +32,7 @@ from agent.groups.events import (
     TopicsWanted,
 )
 from agent.groups.partition_sets import is_part
+from agent.groups.roster import MemberRefused
 
 
 def topics_of(event: ConsumerHeartbeat) -> TopicsWanted:

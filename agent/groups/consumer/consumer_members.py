@@ -13,6 +13,7 @@ from typing import Final
 
 from agent.groups.events import Assignment, OfferedProtocol
 from agent.groups.partition_sets import next_step, united
+from agent.groups.roster import is_reconciled
 from storage.identifiers import Partition, TopicId
 
 NOTHING: Assignment = {}
@@ -55,10 +56,6 @@ class ConsumerMember:
     def owned(self) -> Assignment:
         """All partitions that it may be consuming from."""
         return united(self.assigned, self.revoking)
-
-
-def is_reconciled(member: ConsumerMember, target: Assignment, target_epoch: int) -> bool:
-    return member.epoch == target_epoch and not member.revoking and member.assigned == target
 
 
 def reconciled(

@@ -29,17 +29,9 @@ from agent.groups.consumer.known_topics import KnownTopics, wanted_by
 from agent.groups.coordinator.deadlines import Deadlines
 from agent.groups.events import Assignment, GroupFault, TopicsSeen, TopicsWanted
 from agent.groups.partition_sets import chosen, partitions_of, without
+from agent.groups.roster import MemberRefused
 from agent.groups.settings import GroupSettings
 from storage.identifiers import TopicId
-
-
-class MemberRefused(Exception):
-    """A member's request gets a fault. Nothing has changed."""
-
-    def __init__(self, fault: GroupFault, message: str) -> None:
-        super().__init__(message)
-        self.fault = fault
-        self.message = message
 
 
 class Timer(Enum):

@@ -43,10 +43,11 @@ from agent.groups.events import (
     TopicsSeen,
     TopicsWanted,
 )
+from agent.groups.roster import MemberRefused
 from agent.groups.settings import GroupSettings
 from agent.groups.streams.streams_heartbeats import answer_heartbeat, topics_of
 from agent.groups.streams.streams_members import StreamsMember
-from agent.groups.streams.streams_membership import StreamsMemberRefused, StreamsMembership
+from agent.groups.streams.streams_membership import StreamsMembership
 from agent.groups.streams.streams_roster import STREAMS_PROTOCOL_TYPE, StreamsRoster
 from agent.groups.streams.task_endpoints import TaskEndpoints
 from agent.groups.streams.topology import InternalTopic
@@ -72,7 +73,7 @@ class StreamsGroup:
     ) -> "StreamsGroup":
         """Makes a streams group of a group without members that had another protocol, at its generation."""
         group = cls(settings, None, now_ms)
-        group._roster.start_at(generation, stored_member_ids)
+        group._roster.start_at(generation, "", stored_member_ids)
         return group
 
     @property
@@ -196,7 +197,7 @@ class StreamsGroup:
             return []
         try:
             answer = answer_heartbeat(self._group, self._endpoints, event, now_ms)
-        except StreamsMemberRefused as refused:
+        except MemberRefused as refused:
             answer = StreamsHeartbeatAnswer(fault=refused.fault, message=refused.message)
         return [Answered(token=event.token, answer=answer)]
 

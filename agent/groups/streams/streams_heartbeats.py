@@ -18,8 +18,9 @@ from agent.groups.events import (
     TopicsWanted,
 )
 from agent.groups.partition_sets import is_part
+from agent.groups.roster import MemberRefused
 from agent.groups.streams.streams_members import JOIN_EPOCH, StreamsMember
-from agent.groups.streams.streams_membership import StreamsMemberRefused, StreamsMembership
+from agent.groups.streams.streams_membership import StreamsMembership
 from agent.groups.streams.task_endpoints import TaskEndpoints
 from agent.groups.streams.topology import Topology
 
@@ -34,7 +35,7 @@ def topics_of(event: StreamsHeartbeat) -> TopicsWanted:
 def answer_heartbeat(
     group: StreamsMembership, endpoints: TaskEndpoints, event: StreamsHeartbeat, now_ms: int
 ) -> StreamsHeartbeatAnswer:
-    """Raises `StreamsMemberRefused`."""
+    """Raises `MemberRefused`."""
     if event.member_epoch < JOIN_EPOCH:
         return _leave(group, event)
     joins = event.member_epoch == JOIN_EPOCH
@@ -72,9 +73,7 @@ def _find_joining(group: StreamsMembership, event: StreamsHeartbeat) -> StreamsM
 def _find(group: StreamsMembership, event: StreamsHeartbeat) -> StreamsMember:
     member = group.roster.members.get(event.member_id)
     if member is None:
-        raise StreamsMemberRefused(
-            GroupFault.UNKNOWN_MEMBER, f"{event.member_id} is not a member of the group."
-        )
+        raise MemberRefused(GroupFault.UNKNOWN_MEMBER, f"{event.member_id} is not a member of the group.")
     if event.member_epoch == member.epoch:
         return member
     if (
@@ -85,7 +84,7 @@ def _find(group: StreamsMembership, event: StreamsHeartbeat) -> StreamsMember:
     ):
         return member
     relation = "greater" if event.member_epoch > member.epoch else "smaller"
-    raise StreamsMemberRefused(
+    raise MemberRefused(
         GroupFault.FENCED_MEMBER_EPOCH,
         f"The member's epoch {event.member_epoch} is {relation} than the one that the group knows "
         f"({member.epoch}). It must give up all its tasks and join again.",
@@ -100,12 +99,12 @@ def _new_topology(group: StreamsMembership, event: StreamsHeartbeat) -> Topology
     if current is None or not group.roster.members.keys() - {event.member_id}:
         return topology
     if topology.epoch < current.epoch:
-        raise StreamsMemberRefused(
+        raise MemberRefused(
             GroupFault.TOPOLOGY_FENCED,
             f"The topology's epoch {topology.epoch} is older than that of the group, {current.epoch}.",
         )
     if topology.epoch != current.epoch + 1:
-        raise StreamsMemberRefused(
+        raise MemberRefused(
             GroupFault.INVALID_TOPOLOGY_EPOCH,
             f"The topology differs from the one of the group's other members, which has epoch "
             f"{current.epoch}. Stop all members before one starts with another topology.",
@@ -133,9 +132,7 @@ def _as_said(group: StreamsMembership, before: StreamsMember, event: StreamsHear
 
 def _leave(group: StreamsMembership, event: StreamsHeartbeat) -> StreamsHeartbeatAnswer:
     if event.member_id not in group.roster.members:
-        raise StreamsMemberRefused(
-            GroupFault.UNKNOWN_MEMBER, f"{event.member_id} is not a member of the group."
-        )
+        raise MemberRefused(GroupFault.UNKNOWN_MEMBER, f"{event.member_id} is not a member of the group.")
     if event.asks_for_shutdown:
         group.roster.ask_for_shutdown(event.member_id)
     group.fence([event.member_id])

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from agent.groups.events import Endpoint, Tasks, TaskSets
 from agent.groups.partition_sets import chosen, common, next_step, ranges, read_ranges, united, without
+from agent.groups.roster import is_reconciled
 from sequencer.groups.stored_groups import StoredMember
 from storage.identifiers import Partition
 
@@ -48,10 +49,6 @@ class StreamsMember:
     def owned(self) -> TaskSets:
         """All tasks that may be active at it."""
         return united(self.assigned.active, self.revoking)
-
-
-def is_reconciled(member: StreamsMember, target: Tasks, target_epoch: int) -> bool:
-    return member.epoch == target_epoch and not member.revoking and member.assigned == target
 
 
 def reconciled(

@@ -4,7 +4,7 @@ A member joined, changed or left, or the topology's tasks changed: the group's e
 at that epoch when the next member is heard of, so several changes cost one target. Each heartbeat then brings
 its member one step nearer to its own target.
 
-- While the topology's topics are missing or do not fit, nobody has tasks. Each answer says why.
+- While the topology's topics are missing or do not fit, no member has tasks. Each answer says why.
 - An empty group waits for more members before its first targets (`group_streams_initial_rebalance_delay_ms`).
 - A member with an older topology than the group's gets no tasks.
 - A member is fenced (removed, and its tasks are free) when its session is over, or when it takes longer than
@@ -19,6 +19,7 @@ from typing import TypeAlias
 from agent.groups.consumer.known_topics import KnownTopics
 from agent.groups.coordinator.deadlines import Deadlines
 from agent.groups.events import GroupFault, Status, StatusCode, Tasks, TopicsSeen, TopicsWanted
+from agent.groups.roster import MemberRefused
 from agent.groups.settings import GroupSettings
 from agent.groups.streams.streams_members import NO_TASKS, StreamsMember, existing, reconciled
 from agent.groups.streams.streams_roster import StreamsRoster
@@ -26,15 +27,6 @@ from agent.groups.streams.task_assignor import Worker, assign_tasks
 from agent.groups.streams.topic_creations import TopicCreations
 from agent.groups.streams.topic_plan import TopicPlan, listed, plan_topics
 from agent.groups.streams.topology import InternalTopic, Topology
-
-
-class StreamsMemberRefused(Exception):
-    """A member's request gets a fault. Nothing has changed."""
-
-    def __init__(self, fault: GroupFault, message: str) -> None:
-        super().__init__(message)
-        self.fault = fault
-        self.message = message
 
 
 class Timer(Enum):
@@ -120,10 +112,10 @@ class StreamsMembership:
     # --- members
 
     def admit(self, member_id: str) -> None:
-        """Raises `StreamsMemberRefused` if the group is full and this member is not in it."""
+        """Raises `MemberRefused` if the group is full and this member is not in it."""
         members = self.roster.members
         if len(members) >= self.settings.group_max_size and member_id not in members:
-            raise StreamsMemberRefused(
+            raise MemberRefused(
                 GroupFault.GROUP_FULL, f"The group has its maximum of {self.settings.group_max_size} members."
             )
 

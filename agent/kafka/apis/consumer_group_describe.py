@@ -6,7 +6,6 @@ are left out. All operations are authorized, because there is no authorizer.
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Final, Protocol
 
 from kio.schema.consumer_group_describe.v1.request import ConsumerGroupDescribeRequest
@@ -23,16 +22,15 @@ from kio.schema.errors import ErrorCode
 from kio.schema.types import GroupId, TopicName
 from kio.static.primitive import i8, i32
 
-from agent.error_codes import group_code
-from agent.groups.events import Assignment, DescribedMember, GroupDescription, GroupFault
+from agent.groups.events import Assignment, DescribedMember, GroupDescription
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.configs.authorized_operations import GROUP_OPERATIONS, reported_operations
 from agent.kafka.context import RequestContext
+from agent.kafka.group_requests import Described, described_groups
 from agent.kafka.uses import UsesCoordinator, UsesTopics
 from sequencer.database.database import SequencerUnavailable
 from sequencer.topics.topics import Topic
 from storage.identifiers import TopicId
-from storage.stores.side_by_side import few_at_a_time
 
 
 class _Uses(UsesCoordinator, UsesTopics, Protocol):
@@ -45,14 +43,13 @@ _CLASSIC_MEMBER: Final = i8(0)
 _CONSUMER_MEMBER: Final = i8(1)
 
 _Topics = Mapping[TopicId, Topic]
-_Described = GroupDescription | tuple[ErrorCode, str | None]
 
 
 async def handle(
     request: ConsumerGroupDescribeRequest, context: RequestContext[_Uses]
 ) -> ConsumerGroupDescribeResponse:
     operations = reported_operations(GROUP_OPERATIONS, asked=request.include_authorized_operations)
-    described = await few_at_a_time(partial(_describe, context=context), request.group_ids)
+    described = await described_groups(request.group_ids, context, "consumer")
     try:
         topics = await _topics(described, context)
     except SequencerUnavailable as error:
@@ -67,18 +64,7 @@ async def handle(
     )
 
 
-async def _describe(group_id: str, context: RequestContext[_Uses]) -> _Described:
-    running = await context.parts.coordinator.group(group_id)
-    if isinstance(running, GroupFault):
-        message = f"Group {group_id} not found." if running is GroupFault.GROUP_NOT_FOUND else None
-        return group_code(running), message
-    description = running.machine.describe()
-    if description.kind != "consumer":
-        return ErrorCode.group_id_not_found, f"Group {group_id} is not a consumer group."
-    return description
-
-
-async def _topics(described: Sequence[_Described], context: RequestContext[_Uses]) -> _Topics:
+async def _topics(described: Sequence[Described], context: RequestContext[_Uses]) -> _Topics:
     topic_ids = {
         topic_id
         for group in described
@@ -89,7 +75,7 @@ async def _topics(described: Sequence[_Described], context: RequestContext[_Uses
     return await context.parts.topics.by_id(topic_ids) if topic_ids else {}
 
 
-def _group(group_id: str, described: _Described, topics: _Topics, operations: i32) -> DescribedGroup:
+def _group(group_id: str, described: Described, topics: _Topics, operations: i32) -> DescribedGroup:
     if not isinstance(described, GroupDescription):
         code, message = described
         return DescribedGroup(

@@ -5,7 +5,6 @@ while its topics are missing or do not fit. All operations are authorized, becau
 """
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Final
 
 from kio.schema.errors import ErrorCode
@@ -25,11 +24,9 @@ from kio.schema.streams_group_describe.v0.response import (
 from kio.schema.types import GroupId, TopicName
 from kio.static.primitive import i16, i32, u16
 
-from agent.error_codes import group_code
 from agent.groups.events import (
     DescribedStreamsMember,
     GroupDescription,
-    GroupFault,
     StreamsDescription,
     Tasks,
     TaskSets,
@@ -39,10 +36,9 @@ from agent.groups.streams.topology import Subtopology as KnownSubtopology
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.configs.authorized_operations import GROUP_OPERATIONS, reported_operations
 from agent.kafka.context import RequestContext
+from agent.kafka.group_requests import Described, described_groups
 from agent.kafka.uses import UsesCoordinator
-from storage.stores.side_by_side import few_at_a_time
 
-_Described = GroupDescription | tuple[ErrorCode, str | None]
 _ANY_REPLICATION: Final = i16(0)
 
 
@@ -50,7 +46,7 @@ async def handle(
     request: StreamsGroupDescribeRequest, context: RequestContext[UsesCoordinator]
 ) -> StreamsGroupDescribeResponse:
     operations = reported_operations(GROUP_OPERATIONS, asked=request.include_authorized_operations)
-    described = await few_at_a_time(partial(_describe, context=context), request.group_ids)
+    described = await described_groups(request.group_ids, context, "streams")
     return StreamsGroupDescribeResponse(
         throttle_time=NO_THROTTLE,
         groups=tuple(
@@ -60,18 +56,7 @@ async def handle(
     )
 
 
-async def _describe(group_id: str, context: RequestContext[UsesCoordinator]) -> _Described:
-    running = await context.parts.coordinator.group(group_id)
-    if isinstance(running, GroupFault):
-        message = f"Group {group_id} not found." if running is GroupFault.GROUP_NOT_FOUND else None
-        return group_code(running), message
-    description = running.machine.describe()
-    if description.streams is None:
-        return ErrorCode.group_id_not_found, f"Group {group_id} is not a streams group."
-    return description
-
-
-def _group(group_id: str, described: _Described, operations: i32) -> DescribedGroup:
+def _group(group_id: str, described: Described, operations: i32) -> DescribedGroup:
     if not isinstance(described, GroupDescription):
         code, message = described
         return DescribedGroup(
