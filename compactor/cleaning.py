@@ -63,7 +63,7 @@ from storage.arrow.arrow_schema import RECORD_SCHEMA
 from storage.arrow.latest_keys import SLOT_BYTES, LatestKeys
 from storage.batches.batch_validation import NO_TIMESTAMP_MS, InvalidBatch
 from storage.batches.byte_arrays import Buffer
-from storage.batches.record_batch import Compression, index_batches
+from storage.batches.record_batch import Compression, index_batches, relative_offsets
 from storage.identifiers import Offset, Partition, SegmentId, TopicId, new_segment_id
 from storage.segments.keys import merged_key
 from storage.stores.object_store import ObjectNotFound, ObjectStore, StoreUnavailable
@@ -601,7 +601,7 @@ class _Batches:
         self.positions = np.ascontiguousarray(index["position"])
         self.next_positions = self.positions + index["size_bytes"]
         self.offsets = index["last_offset_delta"] + 1
-        self.base_offsets = run.base_offset + np.cumsum(self.offsets) - self.offsets
+        self.base_offsets = run.base_offset + relative_offsets(index)
 
 
 class _Rebuilt:

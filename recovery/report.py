@@ -128,7 +128,22 @@ class Report:
         else:
             self.refused_more += 1
 
-    def abort(self, one: TransactionAborted, most_listed: int) -> None:
+    def abort(
+        self,
+        key: PartitionKey,
+        producer_id: int,
+        *,
+        first_offset: int,
+        marker_offset: int,
+        most_listed: int,
+    ) -> None:
+        one = TransactionAborted(
+            key=key,
+            name=self.of(key).name,
+            producer_id=producer_id,
+            first_offset=first_offset,
+            marker_offset=marker_offset,
+        )
         if len(self.aborted) < most_listed:
             self.aborted.append(one)
         else:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from recovery.plan import PartitionKey
-from recovery.report import Report, TransactionAborted
+from recovery.report import Report
 from sequencer.commits.transactions import SQL as TRANSACTIONS_SQL
 from sequencer.commits.transactions import (
     EndCause,
@@ -59,14 +59,11 @@ async def remember_transactions(
             )
             for row in aborted:
                 report.abort(
-                    TransactionAborted(
-                        key=key,
-                        name=report.of(key).name,
-                        producer_id=header.producer_id,
-                        first_offset=row.first_offset,
-                        marker_offset=offset,
-                    ),
-                    most_listed,
+                    key,
+                    header.producer_id,
+                    first_offset=row.first_offset,
+                    marker_offset=offset,
+                    most_listed=most_listed,
                 )
         else:
             await open_transactions(session, [(key, ProducerId(header.producer_id), offset)])
@@ -107,13 +104,10 @@ async def abort_open_transactions(session: RecoverySession, report: Report, most
             )
             for topic_id, partition, first_offset, marker_offset in places:
                 report.abort(
-                    TransactionAborted(
-                        key=(topic_id, Partition(partition)),
-                        name=report.of((topic_id, Partition(partition))).name,
-                        producer_id=row.producer_id,
-                        first_offset=first_offset,
-                        marker_offset=marker_offset,
-                    ),
-                    most_listed,
+                    (topic_id, Partition(partition)),
+                    row.producer_id,
+                    first_offset=first_offset,
+                    marker_offset=marker_offset,
+                    most_listed=most_listed,
                 )
     await session.run("forget_transactional_ids")

@@ -37,7 +37,7 @@ from spark_compaction.typed.decoding import RecordDecoder, TypedPlan, Unplanned
 from storage.arrow.aborted_batches import AbortedTransaction, columns_of, left_out
 from storage.arrow.arrow_columns import decode_batches
 from storage.batches.batch_validation import InvalidBatch
-from storage.batches.record_batch import index_batches, read_header
+from storage.batches.record_batch import index_batches, read_header, relative_offsets
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, ProducerId, SegmentId, TopicId
 from storage.stores.object_store import ObjectNotFound, StoreUnavailable
 
@@ -159,8 +159,7 @@ def _decode_span(
 ) -> DecodedRows:
     start, end = span.start - data_start, span.end - data_start
     batches = index_batches(data, start, end)
-    offsets_of_each = batches["last_offset_delta"] + 1
-    base_offsets = span.base_offset + np.cumsum(offsets_of_each) - offsets_of_each
+    base_offsets = span.base_offset + relative_offsets(batches)
     is_left_out = left_out(data, batches["position"], base_offsets, aborted)
     rows = decode_batches(data, start, end, span.base_offset, is_left_out)
     offsets = rows.column("offset").to_numpy()

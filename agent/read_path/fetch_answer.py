@@ -7,7 +7,7 @@ from agent.read_path.read_decisions import PartitionPlan, ReadFailure
 from agent.topic_traffic import Sent
 from cache_ring.coordinates.coordinate_cache import PartitionView
 from cache_ring.pages.byte_budget import ByteBudget
-from sequencer.commits.coordinates import AbortedTransaction
+from storage.arrow.aborted_batches import AbortedTransaction
 from storage.identifiers import NO_OFFSET
 
 Chunks: TypeAlias = Sequence[bytes | bytearray | memoryview]

@@ -28,12 +28,12 @@ from enum import Enum, auto
 from typing import Final, NamedTuple
 
 from sequencer.commits.coordinates import (
-    AbortedTransaction,
     KnownEnd,
     PartitionCoordinates,
     PartitionKey,
     RunCoordinate,
 )
+from storage.arrow.aborted_batches import AbortedTransaction
 from storage.identifiers import NO_OFFSET, Offset, TopicId
 
 _RUNS_BEYOND = 32

@@ -17,7 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sequencer.commits.coordinates import RunCoordinate
-from storage.batches.record_batch import HEADER_BYTES, LENGTH_OVERHEAD_BYTES, index_batches
+from storage.batches.record_batch import (
+    HEADER_BYTES,
+    LENGTH_OVERHEAD_BYTES,
+    index_batches,
+    relative_offsets,
+)
 from storage.identifiers import ObjectKey
 
 _WORTH_KEEPING = 32
@@ -143,12 +148,10 @@ def _native_index(records: int, data: memoryview) -> BatchIndex | None:
     except ValueError:
         return None
     last_offset_deltas = batches["last_offset_delta"]
-    ends = np.cumsum(last_offset_deltas + 1)
-    if int(ends[-1]) != records or int(last_offset_deltas.min()) < 0:
+    begins = relative_offsets(batches)
+    if int(begins[-1] + last_offset_deltas[-1]) + 1 != records or int(last_offset_deltas.min()) < 0:
         return None
-    return BatchIndex(
-        _longs(batches["position"]), _longs(batches["size_bytes"]), _longs(ends - last_offset_deltas - 1)
-    )
+    return BatchIndex(_longs(batches["position"]), _longs(batches["size_bytes"]), _longs(begins))
 
 
 def _longs(column: NDArray[np.int64]) -> Longs:

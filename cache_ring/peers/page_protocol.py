@@ -29,7 +29,8 @@ from uuid import UUID
 
 from crc32c import crc32c
 
-from sequencer.commits.coordinates import AbortedTransaction, RunCoordinate
+from sequencer.commits.coordinates import RunCoordinate
+from storage.arrow.aborted_batches import AbortedTransaction
 from storage.identifiers import (
     NO_OFFSET,
     NO_PRODUCER_ID,

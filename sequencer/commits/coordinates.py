@@ -18,7 +18,7 @@ from typing import NamedTuple
 from sequencer.database.array_parameters import Int4Array, Int8Array, UuidArray
 from sequencer.database.database import Database, Row, SequencerUnavailable
 from sequencer.database.named_sql import load_statements
-from storage.arrow.aborted_batches import AbortedTransaction as AbortedTransaction
+from storage.arrow.aborted_batches import AbortedTransaction
 from storage.identifiers import NO_OFFSET, BytePosition, ObjectKey, Offset, Partition, ProducerId, TopicId
 
 SQL = load_statements("coordinates")
@@ -155,7 +155,8 @@ class Coordinates:
         again = _grouped(rows)
         if any(len(each.coordinates.aborted) >= _MAX_ABORTED_OF_A_RUN for each in again.values()):
             raise SequencerUnavailable(f"a run overlaps {_MAX_ABORTED_OF_A_RUN} aborted transactions or more")
-        return {key: each for key, each in found.items() if key not in set(capped)} | again
+        read_again = set(capped)
+        return {key: each for key, each in found.items() if key not in read_again} | again
 
     async def _from_history(
         self,

@@ -14,7 +14,7 @@ from enum import Enum, IntEnum
 from typing import Any, Literal
 from uuid import UUID
 
-from sequencer.commits.coordinates import AbortedTransaction, PartitionKey, RunCoordinate
+from sequencer.commits.coordinates import PartitionKey, RunCoordinate
 from sequencer.commits.producers import LAST_EPOCH, ProducerIdentity
 from sequencer.database.array_parameters import Int4Array, Int8Array, TextArray, UuidArray
 from sequencer.database.database import Database, Row
@@ -22,6 +22,7 @@ from sequencer.database.lanes import Lane
 from sequencer.database.named_sql import load_statements
 from sequencer.database.shared_statement import SharedStatement
 from sequencer.groups.committed_offsets import OffsetCommit, commit_parameters
+from storage.arrow.aborted_batches import AbortedTransaction
 from storage.batches.record_batch import marker_batch
 from storage.identifiers import BytePosition, Offset, Partition, ProducerId, TopicId, new_segment_id
 from storage.segments.keys import inline_key

@@ -311,3 +311,10 @@ def index_batches(buffer: Buffer, start: int, end: int) -> NDArray[Any]:
     rows = np.empty((count, _BATCH_INDEX.itemsize // 8), np.int64)
     place_batches(data, start, rows)
     return rows.view(_BATCH_INDEX).reshape(-1)
+
+
+def relative_offsets(batches: NDArray[Any]) -> NDArray[np.int64]:
+    """Returns where each batch of an index (`index_batches`) begins, counted from the first one's base
+    offset. Shape (batches,)."""
+    offsets: NDArray[np.int64] = batches["last_offset_delta"] + 1
+    return np.cumsum(offsets) - offsets

@@ -9,7 +9,8 @@ from uuid import UUID
 from cache_ring.peers.peer_connection import Arrivals, Conversation, Secrets
 from cache_ring.settings import CacheRingSettings
 from sequencer.cluster.agents import AgentAddress, LiveAgent, PeerSecret
-from sequencer.commits.coordinates import AbortedTransaction, PartitionCoordinates, RunCoordinate
+from sequencer.commits.coordinates import PartitionCoordinates, RunCoordinate
+from storage.arrow.aborted_batches import AbortedTransaction
 from storage.identifiers import BytePosition, NodeId, ObjectKey, Offset, Partition, TopicId
 
 ORDERS = TopicId(UUID(int=0xA11CE))

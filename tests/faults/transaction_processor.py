@@ -5,9 +5,9 @@ Now and then it pauses in a transaction until the group has given its partitions
 transaction must not commit. It prints a line per round: "committed", "refused" or "idle". It ends at the end
 of its standard input, or when its producer is broken.
 
-It is a program of its own because its client may hang: librdkafka 2.16 waits for ever for a group
-coordinator that has left the cluster (its issue 5511), and its consumers may close for ever, with Python's
-lock held.
+It is a program of its own because its client may hang: librdkafka 2.16 waits without end for a group
+coordinator that has left the cluster (its issue 5511), and the close of a consumer may never return, with
+Python's lock held.
 """
 
 import json

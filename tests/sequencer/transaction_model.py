@@ -16,9 +16,10 @@ from sequencer.commits.commits import (
     SegmentToCommit,
     WrittenBefore,
 )
-from sequencer.commits.coordinates import AbortedTransaction, PartitionKey
+from sequencer.commits.coordinates import PartitionKey
 from sequencer.commits.producers import LAST_EPOCH, ProducerIdentity
 from sequencer.commits.transactions import EndCause, OffsetVerdict, TransactionRefusal
+from storage.arrow.aborted_batches import AbortedTransaction
 from storage.identifiers import Offset, ProducerId
 from storage.segments.segment_batches import BatchTransaction, PlacedBatch
 from tests.sequencer.model import ModelPartition, ModelSequencer

@@ -17,7 +17,8 @@ from hypothesis.stateful import (
 )
 
 from cache_ring.coordinates.coordinate_cache import Applied, CoordinateCache, CoordinateLimits, Learned
-from sequencer.commits.coordinates import AbortedTransaction, PartitionCoordinates, RunCoordinate
+from sequencer.commits.coordinates import PartitionCoordinates, RunCoordinate
+from storage.arrow.aborted_batches import AbortedTransaction
 from storage.identifiers import NO_OFFSET, Offset, Partition, ProducerId
 from tests.cache_ring.builders import ORDERS, a_run, an_answer
 

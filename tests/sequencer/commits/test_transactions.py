@@ -13,7 +13,6 @@ from sequencer.commits.commits import (
 )
 from sequencer.commits.coordinates import (
     NOTHING,
-    AbortedTransaction,
     CoordinateRequest,
     KnownEnd,
     PartitionCoordinates,
@@ -29,7 +28,7 @@ from sequencer.commits.transactions import (
     TransactionRefusal,
 )
 from sequencer.groups.committed_offsets import CommittedOffset, OffsetCommit, OffsetQuery
-from storage.arrow.aborted_batches import overlapping
+from storage.arrow.aborted_batches import AbortedTransaction, overlapping
 from storage.batches.record_batch import read_header
 from storage.identifiers import NodeId, Offset, Partition
 from storage.segments.keys import inline_bytes
@@ -157,16 +156,21 @@ async def test_an_aborted_transaction_is_named_to_whoever_reads_over_it(sequence
     assert polled.aborted == (entry,)
 
 
+async def abort_some(sequencer: Sequencer, key: PartitionKey, count: int) -> None:
+    """Each transaction has one record and its marker."""
+    for number in range(count):
+        producer = await a_producer(sequencer, f"aborted {number}")
+        await write(sequencer, producer, key)
+        await end(sequencer, producer, is_commit=False)
+
+
 @pytest.mark.parametrize("local_start", [0, 1, 5, 10, 11])
 async def test_runs_below_the_local_start_have_their_aborted_transactions_however_many(
     sequencer: Sequencer, monkeypatch: pytest.MonkeyPatch, local_start: int
 ) -> None:
     """Runs there did not decode. More transactions overlap them than one statement reads."""
     [key] = await a_topic(sequencer, 1)
-    for number in range(5):
-        producer = await a_producer(sequencer, f"aborted {number}")
-        await write(sequencer, producer, key)
-        await end(sequencer, producer, is_commit=False)
+    await abort_some(sequencer, key, 5)
     await plain(sequencer, key)
     everything = (await look(sequencer, key)).aborted
     await sequencer.database.run(f"UPDATE partitions SET local_start_offset = {local_start}")
@@ -189,10 +193,7 @@ async def test_a_page_from_history_ends_before_a_run_whose_aborted_transactions_
 ) -> None:
     """Offsets 2 to 7 are in history alone; what is raw lies before and behind them, below the local start."""
     [key] = await a_topic(sequencer, 1)
-    for number in range(5):
-        producer = await a_producer(sequencer, f"aborted {number}")
-        await write(sequencer, producer, key)
-        await end(sequencer, producer, is_commit=False)
+    await abort_some(sequencer, key, 5)
     await sequencer.database.run("DELETE FROM runs WHERE base_offset BETWEEN 2 AND 7")
     await sequencer.database.run("UPDATE partitions SET local_start_offset = 10")
     monkeypatch.setattr(coordinates, "MAX_ABORTED", 2)
@@ -215,10 +216,7 @@ async def test_a_poll_from_below_the_local_start_is_answered_however_many_transa
     sequencer: Sequencer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [key] = await a_topic(sequencer, 1)
-    for number in range(3):
-        producer = await a_producer(sequencer, f"aborted {number}")
-        await write(sequencer, producer, key)
-        await end(sequencer, producer, is_commit=False)
+    await abort_some(sequencer, key, 3)
     await sequencer.database.run("UPDATE partitions SET local_start_offset = 6")
     monkeypatch.setattr(coordinates, "MAX_ABORTED", 2)
     known = KnownEnd(

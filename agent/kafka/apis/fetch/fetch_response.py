@@ -33,7 +33,7 @@ from agent.kafka.api import ABSENT
 from agent.kafka.routing.current_leaders import OUR_EPOCH, CurrentLeader, NodeEndpoint
 from agent.kafka.transport.vectored import Chunk, RecordSlices, ResponseBuffer
 from agent.read_path.fetch_answer import PartitionResult
-from sequencer.commits.coordinates import AbortedTransaction
+from storage.arrow.aborted_batches import AbortedTransaction
 from storage.identifiers import NodeId, TopicId
 
 FIRST_VERSION_WITH_TOPIC_IDS: Final = 13

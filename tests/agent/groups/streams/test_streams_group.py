@@ -91,7 +91,7 @@ def test_a_task_is_handed_over_after_its_owner_confirmed() -> None:
     b.step()
     assert (len(a.active), len(b.active)) == (2, 0)
 
-    a.step()  # it is told to give one task up
+    a.step()  # it must give one task up
     b.step()
     assert (len(a.active), len(b.active)) == (1, 0)
     a.step()  # it confirms
@@ -107,7 +107,7 @@ def test_a_member_that_never_gives_its_tasks_up_is_fenced() -> None:
     b.step()
     for _ in range(REBALANCE_MS // 1_000 + 1):
         world.pass_time(1_000)
-        a.beat()  # and never does what it is told
+        a.beat()  # and never gives it up
         b.step()
 
     assert a.answer is not None
@@ -304,7 +304,7 @@ def test_more_standby_copies_come_when_the_config_says_so() -> None:
     assert sum(len(client.told.standby.get("1", ())) for client in clients) == 2
 
 
-# --- beside other protocols
+# --- groups of other protocols
 
 
 def a_join() -> Join:
