@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from agent.kafka.transport.memory import Reservation
 from agent.kafka.transport.request_order import Turn
+from agent.security.principal import ANONYMOUS, Principal
 from agent.settings import AgentSettings
 from agent.write_path.producer_window import ProducerWindow
 
@@ -31,6 +32,8 @@ class ConnectionState:
     connection_id: int
     peer: str
     """The client's address, `host:port`."""
+    principal: Principal = ANONYMOUS
+    """Who the client is. Set once it has authenticated."""
     is_inside: bool = False
     """True if the client came to the listener for clients inside the agents' network."""
     forwarded_by: "NodeId | None" = None
@@ -62,6 +65,11 @@ class ConnectionState:
     """The partition that was refused after the last agent fell silent, so that the client asks for Metadata,
     and the time.
     """
+
+    @property
+    def host(self) -> str:
+        """The client's address without the port, as ACLs name hosts."""
+        return self.peer.rpartition(":")[0]
 
     def note_request(self, client_id: str | None, groups: Iterable[str]) -> None:
         self.requests += 1
