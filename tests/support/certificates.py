@@ -47,7 +47,7 @@ class Authority:
         self,
         subject: str = "/CN=localhost",
         *,
-        hosts: Sequence[str] = ("DNS:localhost", "IP:127.0.0.1", "IP:127.0.0.2"),
+        hosts: Sequence[str] | None = ("DNS:localhost", "IP:127.0.0.1", "IP:127.0.0.2"),
         days: int = 30,
         more: Sequence[str | Path] = (),
     ) -> Certificate:
@@ -57,7 +57,7 @@ class Authority:
         openssl(
             "req", "-x509", "-CA", self.own.certificate, "-CAkey", self.own.key, *_NEW_KEY,
             "-keyout", made.key, "-out", made.certificate, "-days", str(days), "-utf8", "-multivalue-rdn",
-            "-subj", subject, "-addext", f"subjectAltName={','.join(hosts)}",
+            "-subj", subject, *([] if hosts is None else ["-addext", f"subjectAltName={','.join(hosts)}"]),
             "-addext", "basicConstraints=critical,CA:FALSE", *more,
         )  # fmt: skip
         return made
