@@ -6,6 +6,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,12 +112,13 @@ async def test_without_a_certificate_a_client_is_anonymous_or_refused(
         async with running(database_url, listener_settings=settings) as agent:
             if is_served:
                 async with tls_connection(agent, authority):
-                    await until(lambda agent=agent: principals(agent) == {"User:ANONYMOUS"})
+                    await until(partial(principals, agent))
+                    assert principals(agent) == {"User:ANONYMOUS"}
             else:
                 with pytest.raises(REFUSED):
                     async with tls_connection(agent, authority) as (reader, _):
                         await reader.readexactly(1)
-                await until(lambda agent=agent: failures(agent, "certificate") == 1)
+                await until(partial(failures, agent, "certificate"))
 
 
 async def test_a_certificate_of_another_ca_is_refused(
@@ -129,7 +131,7 @@ async def test_a_certificate_of_another_ca_is_refused(
             with pytest.raises(REFUSED):
                 async with tls_connection(agent, authority, stranger) as (reader, _):
                     await reader.readexactly(1)
-            await until(lambda agent=agent: failures(agent, "certificate") == 1)
+            await until(partial(failures, agent, "certificate"))
             assert principals(agent) == set()
 
 

@@ -4,7 +4,7 @@ import asyncio
 import random
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +34,7 @@ def certificate(authority: Authority) -> Certificate:
 
 
 @pytest.fixture(params=LOOPS)
-def run(request: pytest.FixtureRequest) -> Iterator[Callable[[Awaitable[Any]], Any]]:
+def run(request: pytest.FixtureRequest) -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
     with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
         yield runner.run
 
@@ -129,6 +129,10 @@ class Client:
         raw = socket.create_connection(("127.0.0.1", port), timeout=30)
         self.tls = context.wrap_socket(raw, server_hostname="localhost")
 
+    def send(self, pieces: Sequence[bytes]) -> None:
+        for piece in pieces:
+            self.tls.sendall(piece)
+
     def read(self, size_bytes: int) -> bytes:
         got = bytearray()
         while len(got) < size_bytes:
@@ -138,7 +142,7 @@ class Client:
         return bytes(got)
 
 
-Run = Callable[[Awaitable[Any]], Any]
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
 VERSIONS = pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 
 
@@ -155,7 +159,7 @@ def test_every_byte_arrives_in_order_both_ways(
             client = await asyncio.to_thread(Client, server.port, authority, newest)
             app = await server.app()
             await asyncio.gather(
-                asyncio.to_thread(lambda: [client.tls.sendall(piece) for piece in sent]),
+                asyncio.to_thread(client.send, sent),
                 until(lambda: len(app.received) == len(whole)),
             )
             assert app.received == whole
