@@ -10,8 +10,8 @@ Promises:
 - The application's protocol sees what it would see of a plain connection: `pause_writing` while bytes wait in
   user space, half-closed clients that still get their answers, one `connection_lost`.
 - No byte reaches the application's protocol before the handshake is over.
-- Beyond what the application wrote, a connection holds at most `_SLICE_BYTES` that go out. Of what came in,
-  it holds what one read brings, and OpenSSL's part of a record or of a handshake message (100 KiB at most).
+- Beyond what the application wrote, a connection holds at most `_RECORDS_AT_ONCE` records that go out. Of
+  what came in, it holds what one read brings, and OpenSSL's part of a record or of a handshake message (100 KiB at most).
 - While the application reads nothing, the socket is not read.
 
 The owner bounds the time that a handshake takes, and the number of handshakes at once (`tls_acceptor.py`).
@@ -28,8 +28,9 @@ from agent.security.tls_failure import HandshakeFailed, failure_of
 
 _RECORD_BYTES: Final = 16_384
 """The most plain bytes of one TLS record."""
-_SLICE_BYTES: Final = 4 * _RECORD_BYTES
-_RECEIVE_BYTES: Final = 2 * _RECORD_BYTES
+_RECORDS_AT_ONCE: Final = 4
+"""What goes out in one call of the kernel."""
+_RECEIVE_BYTES: Final = 4 * _RECORD_BYTES
 _UNSENT_CONTROL_BYTES: Final = 65_536
 """Answers to messages of the protocol itself, such as key updates, that a client may leave unread."""
 
@@ -97,11 +98,13 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         return self._received
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._incoming.write(self._received[:nbytes])
-        if self._protocol is None:
-            self._shake_hands()
-        else:
-            self._deliver()
+        # OpenSSL's buffers in memory never shrink, so they get little at a time.
+        for start in range(0, nbytes, _RECORD_BYTES):
+            self._incoming.write(self._received[start : min(nbytes, start + _RECORD_BYTES)])
+            if self._protocol is None:
+                self._shake_hands()
+            else:
+                self._deliver()
 
     def eof_received(self) -> bool:
         self._incoming.write_eof()
@@ -242,12 +245,12 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         if self._raw is None or self._is_lost:
             return
         try:
-            while self._is_raw_writable:
-                while self._backlog and self._outgoing.pending < _SLICE_BYTES:
+            while self._is_raw_writable and (self._backlog or self._outgoing.pending):
+                encrypted = [self._outgoing.read()] if self._outgoing.pending else []
+                while self._backlog and len(encrypted) < _RECORDS_AT_ONCE:
                     self._encrypt(self._next_piece())
-                if not self._outgoing.pending:
-                    break
-                self._raw.write(self._outgoing.read())
+                    encrypted.append(self._outgoing.read())
+                self._raw.writelines(encrypted)
         except ssl.SSLError:
             self.abort()
 
