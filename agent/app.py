@@ -29,15 +29,18 @@ from agent.kafka.forwarding.forward_protocol import PREFACE as FORWARDED
 from agent.kafka.forwarding.forwarding import Forwarding
 from agent.kafka.served import APIS
 from agent.kafka.transport.connection import Shared
-from agent.kafka.transport.listener import Listener, bound_socket
+from agent.kafka.transport.listener import BoundListener, Listener, bound_socket
 from agent.metrics import Metrics
 from agent.notices import GoneRangeNotices, ProducerNotices
+from agent.security.tls import Tls
+from agent.security.tls_contexts import KeptContext
 from agent.settings import AppSettings
 from agent.write_path.backoff import Backoff
+from cache_ring.peers.peer_tls import PeerTls
 from cache_ring.ring.membership import Membership
 from cache_ring.ring.probe_protocol import PREFACE as PROBES
 from sequencer.client import Sequencer
-from sequencer.cluster.agents import AgentAddress
+from sequencer.cluster.agents import AgentAddress, NamedAddress
 from sequencer.cluster.ownership import OwnershipLost
 from sequencer.cluster.store_identity import WrongStore
 from sequencer.database.database import SequencerUnavailable
@@ -85,10 +88,16 @@ class App:
         self.imported = asyncio.Event()
         """Set once every deferred import is done, soon after the start."""
         self.kafka_port = 0
+        """The first listener's."""
+        self.kafka_ports: dict[str, int] = {}
+        """By the listener's name."""
         self.http_port = 0
+        self._http_context: KeptContext | None = None
+        self._peer_tls: PeerTls | None = None
         self._http_wanted = asyncio.Event()
         self._reached = _Reached()
         self.metrics.registry.register(ClientMetrics(self._reached.clients))
+        self._tls = Tls(settings.listeners, self.metrics)
         self._health = Health(
             lambda: self._reached.sequencer,
             lambda: self._reached.store,
@@ -103,36 +112,38 @@ class App:
         """
         settings = self._settings
         async with contextlib.AsyncExitStack() as opened:
-            sockets = self._bind_kafka(opened)
+            bound = self._bind_kafka(opened)
+            self._http_context, self._peer_tls = self._tls.of_http(), self._tls.of_peers()
             http_socket = bound_socket(settings.http_host, settings.http_port)
             opened.callback(http_socket.close)
             http_socket.listen(_HTTP_BACKLOG)  # early clients wait for `_serve_http`
             self.http_port = http_socket.getsockname()[1]
             async with asyncio.TaskGroup() as group:
                 http = group.create_task(self._serve_http(http_socket), name="http")
+                certificates = group.create_task(self._tls.watch.run(), name="certificates")
                 async with contextlib.AsyncExitStack() as opened_outside:
                     outside = await self._reach_outside(opened_outside, stopping)
                     if outside is not None:
-                        await self._serve(outside, sockets, opened_outside, stopping)
+                        await self._serve(outside, bound, opened_outside, stopping)
                 http.cancel()
+                certificates.cancel()
 
     def load(self) -> float:
         """Returns how full the fullest of this agent's budgets is, from 0 to 1."""
         assembly = self._reached.assembly
         return 0.0 if assembly is None else assembly.parts.overload.load()
 
-    def _bind_kafka(self, opened: contextlib.AsyncExitStack) -> tuple[socket.socket, ...]:
-        """Returns the listener's socket, and the one for clients inside the agents' network if there is
-        one.
-        """
-        settings = self._settings
-        ports = [settings.kafka_port, *([settings.inside_kafka_port] if settings.inside_kafka_port else [])]
-        sockets = []
-        for port in ports:
-            sockets.append(bound_socket(settings.kafka_host, port))
-            opened.callback(sockets[-1].close)
-        self.kafka_port = sockets[0].getsockname()[1]
-        return tuple(sockets)
+    def _bind_kafka(self, opened: contextlib.AsyncExitStack) -> tuple[BoundListener, ...]:
+        """Raises OSError if an address cannot be bound."""
+        bound = []
+        for listener in self._app_settings.listeners.kafka_listeners(self._settings):
+            bound_here = bound_socket(listener.host, listener.port)
+            opened.callback(bound_here.close)
+            context = self._tls.of_listener(listener)
+            bound.append(BoundListener(listener=listener, socket=bound_here, context=context))
+            self.kafka_ports[listener.name] = bound_here.getsockname()[1]
+        self.kafka_port = bound[0].socket.getsockname()[1]
+        return tuple(bound)
 
     # --- reaching what the agent stands on
 
@@ -180,15 +191,21 @@ class App:
     async def _serve(
         self,
         outside: Outside,
-        kafka_sockets: tuple[socket.socket, ...],
+        bound: tuple[BoundListener, ...],
         opened: contextlib.AsyncExitStack,
         stopping: asyncio.Event,
     ) -> None:
-        pages, peer_server = build_peer_server(outside, self._app_settings)
+        pages, peer_server = build_peer_server(outside, self._app_settings, self._peer_tls)
         peer_port = await peer_server.start(self._settings.peer_host, self._settings.peer_port)
         opened.push_async_callback(peer_server.close)
         assembly = assemble(
-            outside, pages, peer_server, self._address(peer_port), self._app_settings, self.metrics
+            outside,
+            pages,
+            peer_server,
+            self._address(peer_port, bound),
+            self._app_settings,
+            self.metrics,
+            self._peer_tls,
         )
         parts = assembly.parts
         self.metrics.registry.register(ReadMetrics(parts.pages, parts.reads, peer_server, assembly.watch))
@@ -208,7 +225,9 @@ class App:
                 metrics=self.metrics,
                 forwarding=None if self._settings.one_address is None else forwarding,
             ),
-            *kafka_sockets,
+            bound,
+            self._tls.acceptor("kafka"),
+            self._app_settings.listeners.principal_mapping(),
         )
         peer_server.share(FORWARDED, listener.take_forwarded)
         peer_server.share(PROBES, assembly.watch.take)
@@ -317,16 +336,26 @@ class App:
 
     # --- the outside's view
 
-    def _address(self, peer_port: int) -> AgentAddress:
+    def _address(self, peer_port: int, bound: tuple[BoundListener, ...]) -> AgentAddress:
         settings = self._settings
+        listeners = tuple(
+            NamedAddress(
+                listener=one.listener.name,
+                host=one.listener.advertised_host or _reachable(one.listener.host),
+                port=one.listener.advertised_port or self.kafka_ports[one.listener.name],
+            )
+            for one in bound
+        )
+        scheme = "http" if self._http_context is None else "https"
         return AgentAddress(
             zone=settings.zone,
-            kafka_host=settings.advertised_host or _reachable(settings.kafka_host),
-            kafka_port=settings.advertised_port or self.kafka_port,
+            kafka_host=listeners[0].host,
+            kafka_port=listeners[0].port,
+            listeners=listeners,
             peer_host=settings.advertised_peer_host or _reachable(settings.peer_host),
             peer_port=peer_port,
             http_url=settings.advertised_http_url
-            or f"http://{_reachable(settings.http_host)}:{self.http_port}",
+            or f"{scheme}://{_reachable(settings.http_host)}:{self.http_port}",
         )
 
     async def _serve_http(self, listening: socket.socket) -> None:
@@ -349,7 +378,7 @@ class App:
         from agent.http.app import create_http_app  # these import FastAPI (see agent/deferred_imports.py)
         from agent.http.iceberg import file_io_config, router
         from agent.http.parts import HttpParts
-        from agent.http.server import HttpServer
+        from agent.http.server import HttpServer, HttpTls
 
         settings = self._settings
         reached = self._reached
@@ -369,7 +398,9 @@ class App:
             registry=self.metrics.registry,
             before_metrics=self._name_topics,
         )
-        return HttpServer(create_http_app(parts), listening)
+        context = self._http_context
+        tls = None if context is None else HttpTls(acceptor=self._tls.acceptor("http"), context=context)
+        return HttpServer(create_http_app(parts), listening, tls=tls)
 
     async def _name_topics(self) -> None:
         """Looks up the names of topics that `/metrics` has counts of. Without a database it shows the known

@@ -34,6 +34,7 @@ from cache_ring.pages.page_reader import PageReader
 from cache_ring.pages.store_pages import StorePages
 from cache_ring.peers.peer_client import PeerClient
 from cache_ring.peers.peer_server import PeerServer
+from cache_ring.peers.peer_tls import PeerTls
 from cache_ring.ring.membership import Membership
 from cache_ring.ring.peer_watch import PeerWatch
 from sequencer.client import Sequencer
@@ -96,7 +97,9 @@ class _OwnWrites:
         self.reads.missed(runs)
 
 
-def build_peer_server(outside: Outside, settings: AppSettings) -> tuple[StorePages, PeerServer]:
+def build_peer_server(
+    outside: Outside, settings: AppSettings, tls: PeerTls | None
+) -> tuple[StorePages, PeerServer]:
     """Makes the pages and their server for peers. It listens before all else is built, because its port is
     part of the agent's address.
     """
@@ -108,6 +111,7 @@ def build_peer_server(outside: Outside, settings: AppSettings) -> tuple[StorePag
         settings.ring,
         secrets,
         (segments_prefix(cluster), merged_prefix(cluster), history_prefix(cluster)),
+        tls=tls,
     )
 
 
@@ -118,16 +122,17 @@ def assemble(
     address: AgentAddress,
     settings: AppSettings,
     metrics: Metrics,
+    peer_tls: PeerTls | None = None,
 ) -> Assembly:
     clock = time.monotonic
     sequencer = outside.sequencer
-    membership = Membership(sequencer.agents, address, settings.ring)
+    membership = Membership(sequencer.agents, address, settings.ring, peer_tls=peer_tls)
     sequencer.database.on_change(membership.end_lease)
     partitions_read = PartitionsRead(settings.read_path.recent_reader_s, settings.read_path.read_partitions)
     coordinates = KnownCoordinates(sequencer, partitions_read, settings.read_path, peer_server.push)
     topics = TopicDirectory(sequencer.topics, settings.agent, clock)
     sequencer.database.on_change(topics.forget_all)
-    peers = PeerClient(settings.ring, membership.peer_secrets)
+    peers = PeerClient(settings.ring, membership.peer_secrets, tls=peer_tls)
     pages = PageReader(membership, store_pages, peers, settings.ring, partial(_compression_of, topics))
     membership.when_erased(pages.drop_made_before)
     reads = ReadPath(coordinates, pages, settings.read_path, metrics.topics)

@@ -64,6 +64,7 @@ class Metrics:
         self.topics = TopicTraffic(most_topics, time.monotonic)
         self.registry.register(self.topics)
         self._listener()
+        self._tls()
         self._write_path()
         self._groups()
         self._clients()
@@ -95,6 +96,37 @@ class Metrics:
             "Times a socket was not read for want of memory",
             registry=registry,
         )
+
+    def _tls(self) -> None:
+        registry = self.registry
+        self.tls_handshakes = Counter(
+            "tidelog_tls_handshakes_total",
+            "TLS handshakes, by their end",
+            ["use", "outcome"],
+            registry=registry,
+        )
+        self.tls_handshakes_under_way = Gauge(
+            "tidelog_tls_handshakes_under_way", "TLS handshakes under way", ["use"], registry=registry
+        )
+        self.certificate_expires = Gauge(
+            "tidelog_certificate_expires_seconds",
+            "When the certificate in use ends, in seconds since 1970",
+            ["use"],
+            registry=registry,
+        )
+        self.certificate_reloads = Counter(
+            "tidelog_certificate_reloads_total",
+            "Certificate files that were loaded, or refused",
+            ["use", "outcome"],
+            registry=registry,
+        )
+
+    def certificate_loaded(self, use: str, expires_at_s: float) -> None:
+        self.certificate_expires.labels(use).set(expires_at_s)
+        self.certificate_reloads.labels(use, "loaded").inc()
+
+    def certificate_refused(self, use: str) -> None:
+        self.certificate_reloads.labels(use, "refused").inc()
 
     def _write_path(self) -> None:
         registry = self.registry

@@ -5,7 +5,7 @@ part that enforces it.
 """
 
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
@@ -15,6 +15,9 @@ from cache_ring.settings import CacheRingSettings
 from sequencer.settings import SequencerSettings
 from storage.settings import Settings
 from storage.stores.object_store import StoreSettings
+
+if TYPE_CHECKING:
+    from agent.security.listener_settings import ListenerSettings
 
 _LARGEST_PORT: Final = 65_535
 _S3_USD_PER_MILLION_PUTS: Final = 5.0
@@ -48,11 +51,6 @@ class AgentSettings(Settings):
     """The host that Metadata names for this agent. By default `kafka_host`."""
     advertised_port: int | None = Field(default=None, ge=1, le=65535)
     """The port that Metadata names for this agent. By default the bound one."""
-    inside_kafka_port: int | None = Field(default=None, ge=1, le=65535)
-    """The port of a second Kafka listener, on `kafka_host`, for clients inside the agents' network (other
-    containers, other pods). Such clients see each agent by its `advertised_peer_host` and this port, which
-    must be the same for all agents.
-    """
     one_address: str | None = None
     """`host:port` of a TCP load balancer before all agents. Clients see no other address, and any agent takes
     any request. A request for a group's coordinator is forwarded to it over the peer ports.
@@ -344,11 +342,6 @@ class AgentSettings(Settings):
 
     @model_validator(mode="after")
     def _bounds_fit(self) -> Self:
-        if self.inside_kafka_port is not None and self.one_address is not None:
-            raise ValueError(
-                "TIDELOG_INSIDE_KAFKA_PORT and TIDELOG_ONE_ADDRESS exclude each other: behind one address "
-                "there is no second one"
-            )
         if self.max_request_bytes > self.request_memory_bytes:
             raise ValueError(
                 f"TIDELOG_MAX_REQUEST_BYTES ({self.max_request_bytes}) must not exceed "
@@ -368,3 +361,4 @@ class AppSettings:
     ring: CacheRingSettings
     read_path: ReadPathSettings
     groups: GroupSettings
+    listeners: "ListenerSettings"

@@ -81,6 +81,7 @@ CREATE TABLE agents (
     peer_host text NOT NULL,
     peer_port integer NOT NULL,
     http_url text NOT NULL,
+    listeners text NOT NULL DEFAULT '[]',          -- [name, host, port] of each Kafka listener, as JSON
     joined_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     lease_until timestamptz NOT NULL,
     -- What other agents are shown of it. They ask only for what changed since they last looked. Renewals
@@ -88,7 +89,7 @@ CREATE TABLE agents (
     shown bigint,                                  -- the incarnation that is shown; null: none
     change bigint NOT NULL DEFAULT 0,              -- number of the change that set it
     erased_to bigint NOT NULL DEFAULT 0,           -- the last erasures.number whose pages it has dropped
-    UNIQUE (zone, kafka_host, kafka_port, peer_host, peer_port, http_url)
+    UNIQUE (zone, kafka_host, kafka_port, peer_host, peer_port, http_url, listeners)
 ) WITH (fillfactor = 50);
 
 CREATE TABLE agents_shown (

@@ -14,6 +14,7 @@ from pydantic_core import PydanticUndefined
 
 from agent.groups.settings import GroupSettings
 from agent.read_path.settings import ReadPathSettings
+from agent.security.listener_settings import ListenerSettings
 from agent.settings import AgentSettings
 from cache_ring.settings import CacheRingSettings
 from compactor.doctor import DoctorSettings
@@ -34,6 +35,7 @@ PARTS: Final[tuple[tuple[str, type[Settings]], ...]] = (
     ("Where things are", ClientSettings),
     ("The process", ProcessSettings),
     ("The agent", AgentSettings),
+    ("Listeners and TLS", ListenerSettings),
     ("Reads", ReadPathSettings),
     ("Consumer groups", GroupSettings),
     ("Agents among themselves", CacheRingSettings),

@@ -4,6 +4,7 @@ Promises:
 - Requests are answered once `start` has returned.
 - The agent keeps its signal handlers, which uvicorn would replace.
 - `stop` ends within `shutdown_timeout_s`, whatever a client does.
+- With TLS, handshakes are bounded, and new certificate files take effect (`agent/security/`).
 """
 
 import asyncio
@@ -11,15 +12,33 @@ import contextlib
 import math
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from agent.security.tls_acceptor import TlsAcceptor
+from agent.security.tls_contexts import KeptContext
 
 
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpTls:
+    acceptor: TlsAcceptor
+    context: KeptContext
+
+
+def _secured(tls: HttpTls, **of_uvicorn: Any) -> asyncio.BaseProtocol:
+    """Makes a connection as uvicorn would, behind TLS."""
+    return tls.acceptor.accept(tls.context, lambda _: H11Protocol(**of_uvicorn))
 
 
 class HttpServer:
@@ -30,15 +49,18 @@ class HttpServer:
         app: FastAPI,
         listening: socket.socket,
         *,
+        tls: HttpTls | None = None,
         max_connections: int = 256,
         idle_timeout_s: float = 30.0,
         shutdown_timeout_s: float = 5.0,
     ) -> None:
         """Above `max_connections` a request is answered 503."""
         self._listening = listening
+        self._tls = tls
         self._server = _Server(
             uvicorn.Config(
                 app,
+                http="auto" if tls is None else cast(Any, partial(_secured, tls)),
                 log_config=None,
                 access_log=False,
                 lifespan="off",
@@ -67,5 +89,7 @@ class HttpServer:
     async def stop(self) -> None:
         """Stops accepting, lets requests finish within the time allowed, and closes."""
         self._server.should_exit = True
+        if self._tls is not None:
+            self._tls.acceptor.close()
         if self._serving is not None:
             await self._serving

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from agent.kafka.transport.memory import Reservation
 from agent.kafka.transport.request_order import Turn
+from agent.security.listeners import KafkaListener
 from agent.security.principal import ANONYMOUS, Principal
 from agent.settings import AgentSettings
 from agent.write_path.producer_window import ProducerWindow
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 Parts_co = TypeVar("Parts_co", covariant=True)
 
+_PLAIN: Final = KafkaListener()
 _GROUPS_NOTED: Final = 8
 _LONGEST_NAME: Final = 255
 
@@ -34,8 +36,8 @@ class ConnectionState:
     """The client's address, `host:port`."""
     principal: Principal = ANONYMOUS
     """Who the client is. Set once it has authenticated."""
-    is_inside: bool = False
-    """True if the client came to the listener for clients inside the agents' network."""
+    listener: KafkaListener = _PLAIN
+    """The listener that the client came to."""
     forwarded_by: "NodeId | None" = None
     """The agent that the client came to, if it is another one. The requests are then served here or refused,
     never forwarded again.

@@ -30,6 +30,7 @@ from cache_ring.peers.page_protocol import (
     frame_length,
 )
 from cache_ring.peers.peer_connection import Secrets, open_peer_stream
+from cache_ring.peers.peer_tls import PeerTls
 from cache_ring.ring.membership import Membership
 from cache_ring.settings import CacheRingSettings
 from sequencer.cluster.agents import LiveAgent
@@ -133,7 +134,11 @@ class CoordinatePush:
             link = self._links.get(key)
             if link is None:
                 link = self._links[key] = _Link(
-                    agent, self._settings, self._membership.peer_secrets, self._received
+                    agent,
+                    self._settings,
+                    self._membership.peer_secrets,
+                    self._membership.peer_tls,
+                    self._received,
                 )
             link.want(partitions)
 
@@ -171,11 +176,13 @@ class _Link:
         agent: LiveAgent,
         settings: CacheRingSettings,
         secrets: Secrets,
+        tls: PeerTls | None,
         on_runs: Callable[[Sequence[RunCoordinate]], None],
     ) -> None:
         self._agent = agent
         self._settings = settings
         self._secrets = secrets
+        self._tls = tls
         self._on_runs = on_runs
         self._partitions: set[PartitionKey] = set()
         self._writer: asyncio.StreamWriter | None = None
@@ -218,7 +225,9 @@ class _Link:
     async def _converse(self) -> None:
         address = self._agent.address
         async with asyncio.timeout(self._settings.peer_answer_ceiling_s):
-            reader, writer = await open_peer_stream(address.peer_host, address.peer_port, self._secrets)
+            reader, writer = await open_peer_stream(
+                address.peer_host, address.peer_port, self._secrets, self._tls
+            )
         try:
             writer.write(PREFACE)
             self._writer = writer

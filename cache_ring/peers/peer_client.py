@@ -39,6 +39,7 @@ from cache_ring.peers.page_protocol import (
     range_checksum,
 )
 from cache_ring.peers.peer_connection import Secrets, connect_to_peer
+from cache_ring.peers.peer_tls import PeerTls
 from cache_ring.settings import CacheRingSettings
 from sequencer.cluster.agents import LiveAgent
 from storage.identifiers import NodeId
@@ -62,10 +63,12 @@ class FrameStream(asyncio.BufferedProtocol):
         """True if no frame has been taken from it yet."""
 
     @classmethod
-    async def connect(cls, host: str, port: int, secrets: Secrets) -> "FrameStream":
+    async def connect(
+        cls, host: str, port: int, secrets: Secrets, tls: PeerTls | None = None
+    ) -> "FrameStream":
         """Raises OSError or NotAPeer."""
         stream = cls()
-        await connect_to_peer(host, port, secrets, stream)
+        await connect_to_peer(host, port, secrets, stream, tls)
         return stream
 
     @property
@@ -186,9 +189,14 @@ class _Peer:
 
 class PeerClient:
     def __init__(
-        self, settings: CacheRingSettings, secrets: Secrets, clock: Callable[[], float] = time.monotonic
+        self,
+        settings: CacheRingSettings,
+        secrets: Secrets,
+        clock: Callable[[], float] = time.monotonic,
+        tls: PeerTls | None = None,
     ) -> None:
         self._settings = settings
+        self._tls = tls
         self._secrets = secrets
         self._clock = clock
         self._peers: dict[PeerKey, _Peer] = {}
@@ -267,7 +275,7 @@ class PeerClient:
             stream.close()
         async with asyncio.timeout(timeout_s):
             stream = await FrameStream.connect(
-                agent.address.peer_host, agent.address.peer_port, self._secrets
+                agent.address.peer_host, agent.address.peer_port, self._secrets, self._tls
             )
         stream.write(PREFACE)
         return stream

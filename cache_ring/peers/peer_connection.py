@@ -6,6 +6,8 @@ Promises:
 - At most `peer_unproven_connections` connections wait for their proof, each for at most
   `peer_proof_timeout_s`. One more closes the oldest, so waiting strangers keep no peer out.
 - A protocol gets its connection once both sides are proven, with every byte that follows the proof.
+- With TLS (`peer_tls.py`), the proof and all that follows are encrypted, and both sides have shown a
+  certificate before.
 """
 
 import asyncio
@@ -23,6 +25,7 @@ from cache_ring.peers.peer_proof import (
     Responder,
     may_be_hello,
 )
+from cache_ring.peers.peer_tls import TLS_RECORD, PeerTls
 from cache_ring.settings import CacheRingSettings
 from sequencer.cluster.agents import PeerSecret
 
@@ -39,13 +42,17 @@ class PeerHungUp(ConnectionError):
 
 
 async def connect_to_peer(
-    host: str, port: int, secrets: Secrets, protocol: asyncio.BaseProtocol
+    host: str, port: int, secrets: Secrets, protocol: asyncio.BaseProtocol, tls: PeerTls | None = None
 ) -> asyncio.Transport:
     """Connects `protocol` to an agent. The caller sets the timeout. Raises OSError, PeerHungUp or
     NotAPeer."""
     loop = asyncio.get_running_loop()
     introduction = _Introduction(secrets(), protocol)
-    transport, _ = await loop.create_connection(lambda: introduction, host, port)
+    transport: asyncio.Transport
+    if tls is None:
+        transport, _ = await loop.create_connection(lambda: introduction, host, port)
+    else:
+        transport = await tls.connect(host, port, introduction)
     try:
         await introduction.proven
     except BaseException:
@@ -55,13 +62,13 @@ async def connect_to_peer(
 
 
 async def open_peer_stream(
-    host: str, port: int, secrets: Secrets
+    host: str, port: int, secrets: Secrets, tls: PeerTls | None = None
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """As `asyncio.open_connection`, to an agent. Raises as `connect_to_peer`."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=_READ_BYTES, loop=loop)
     protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
-    transport = await connect_to_peer(host, port, secrets, protocol)
+    transport = await connect_to_peer(host, port, secrets, protocol, tls)
     return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
@@ -75,11 +82,13 @@ class Arrivals:
         settings: CacheRingSettings,
         converse: Conversation,
         turned_away: Callable[[str], None],
+        tls: PeerTls | None = None,
     ) -> None:
         self._secrets = secrets
         self._settings = settings
         self._converse = converse
         self._turned_away = turned_away
+        self._tls = tls
         self._waiting: dict[_Arrival, asyncio.TimerHandle] = {}
         """Oldest first."""
 
@@ -90,12 +99,21 @@ class Arrivals:
         """Makes a server of these arrivals. It accepts at once at most as many connections as may wait."""
         loop = asyncio.get_running_loop()
         most = self._settings.peer_unproven_connections
-        return await loop.create_server(lambda: _Arrival(self), host, port, backlog=most)
+        return await loop.create_server(self._arrival, host, port, backlog=most)
 
     def close(self) -> None:
         """Ends the connections that wait for their proof."""
+        if self._tls is not None:
+            self._tls.close()
         for arrival in list(self._waiting):
             arrival.turn_away("this agent stops")
+
+    def _arrival(self) -> asyncio.BufferedProtocol:
+        if self._tls is None:
+            return _Arrival(self)
+        if self._tls.is_required:
+            return self._tls.accept(lambda: _Arrival(self))
+        return _Arrival(self, may_encrypt=True)
 
     # --- events of arrivals
 
@@ -115,6 +133,16 @@ class Arrivals:
         transport.set_protocol(streams)
         streams.connection_made(transport)
 
+    def encrypts(self, arrival: "_Arrival", transport: asyncio.Transport, received: memoryview) -> None:
+        """The other side began with TLS: it arrives anew once the connection is secured."""
+        assert self._tls is not None, "an arrival may encrypt if there is TLS"
+        self._waiting.pop(arrival).cancel()
+        secured = self._tls.accept(lambda: _Arrival(self))
+        transport.set_protocol(secured)
+        secured.connection_made(transport)
+        memoryview(secured.get_buffer(len(received)))[: len(received)] = received
+        secured.buffer_updated(len(received))
+
     def gone(self, arrival: "_Arrival", reason: str) -> None:
         timer = self._waiting.pop(arrival, None)
         if timer is not None:
@@ -126,8 +154,9 @@ class Arrivals:
 class _Arrival(asyncio.BufferedProtocol):
     """One connection that is not proven yet."""
 
-    def __init__(self, arrivals: Arrivals) -> None:
+    def __init__(self, arrivals: Arrivals, *, may_encrypt: bool = False) -> None:
         self._arrivals = arrivals
+        self._may_encrypt = may_encrypt
         self._transport: asyncio.Transport | None = None
         self._responder: Responder | None = None
         self._message = bytearray(HELLO_BYTES)
@@ -151,6 +180,10 @@ class _Arrival(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._filled += nbytes
+        if self._may_encrypt and not self._is_challenged and self._message[0] == TLS_RECORD:
+            assert self._transport is not None, "bytes come from a transport"
+            self._arrivals.encrypts(self, self._transport, memoryview(self._message)[: self._filled])
+            return
         if self._filled < len(self._message) and (
             self._is_challenged or may_be_hello(self._message[: self._filled])
         ):

@@ -39,6 +39,7 @@ from cache_ring.peers.page_protocol import (
     frame_length,
 )
 from cache_ring.peers.peer_connection import Arrivals, Conversation, Secrets
+from cache_ring.peers.peer_tls import PeerTls
 from cache_ring.settings import CacheRingSettings
 from sequencer.commits.coordinates import PartitionKey, RunCoordinate
 from storage.stores.object_store import ObjectNotFound, StoreUnavailable
@@ -120,6 +121,7 @@ class PeerServer:
         secrets: Secrets,
         key_prefixes: tuple[str, ...],
         clock: Callable[[], float] = time.monotonic,
+        tls: PeerTls | None = None,
     ) -> None:
         self._pages = pages
         self._settings = settings
@@ -130,7 +132,7 @@ class PeerServer:
         self._slow: set[asyncio.StreamWriter] = set()
         """Subscribers with waiting pushes, as last counted."""
         self._is_closing = False
-        self._arrivals = Arrivals(secrets, settings, self._accept, self._turned_away)
+        self._arrivals = Arrivals(secrets, settings, self._accept, self._turned_away, tls)
         self._strangers_logged_s = float("-inf")
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()

@@ -22,6 +22,7 @@ import logging
 import time
 from collections.abc import Callable, Set
 
+from cache_ring.peers.peer_tls import PeerTls
 from cache_ring.ring.ring import Ring
 from cache_ring.settings import CacheRingSettings
 from sequencer.cluster.agents import AgentAddress, Agents, LiveAgent, PeerSecret, Shown
@@ -42,7 +43,10 @@ class Membership:
         address: AgentAddress,
         settings: CacheRingSettings,
         clock: Callable[[], float] = time.monotonic,
+        peer_tls: PeerTls | None = None,
     ) -> None:
+        """`peer_tls`: how this agent connects to others."""
+        self.peer_tls = peer_tls
         self._agents = agents
         self._address = address
         self._settings = settings

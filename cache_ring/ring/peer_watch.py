@@ -29,6 +29,7 @@ from typing import cast
 from cache_ring.peers.page_protocol import ProtocolViolation
 from cache_ring.peers.peer_connection import PeerHungUp, connect_to_peer
 from cache_ring.peers.peer_proof import NotAPeer
+from cache_ring.peers.peer_tls import PeerTls
 from cache_ring.ring.membership import Membership
 from cache_ring.ring.probe_protocol import (
     NOT_JOINED,
@@ -148,6 +149,10 @@ class PeerWatch:
 
     def secrets(self) -> tuple[PeerSecret, ...]:
         return self._membership.peer_secrets()
+
+    @property
+    def tls(self) -> PeerTls | None:
+        return self._membership.peer_tls
 
     def answered(self, name: PeerName, alive: Alive) -> None:
         if alive.name == name and not alive.is_leaving:
@@ -316,7 +321,9 @@ class _Link(asyncio.Protocol):
         address, hung_up = self._address, False
         try:
             async with asyncio.timeout(self._settings.probe_most_patience_s):
-                await connect_to_peer(address.peer_host, address.peer_port, self._watch.secrets, self)
+                await connect_to_peer(
+                    address.peer_host, address.peer_port, self._watch.secrets, self, self._watch.tls
+                )
         except ConnectionRefusedError:
             if not self._is_closed:
                 self._watch.refused(self._name)

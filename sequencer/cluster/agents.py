@@ -4,9 +4,9 @@ An agent reads what changed in the list since its last read. Whichever agent fin
 checked lately compares them with the list. So a read costs what changed, not the number of agents.
 
 Promises:
-- A node id means one Kafka address for ever, because clients remember both. An agent that restarts there
-  keeps the node id. A second agent at the same address fences the first (`renew` of an older incarnation
-  returns False).
+- A node id means the same Kafka addresses for ever, because clients remember both. An agent that restarts
+  there keeps the node id. A second agent at the same addresses fences the first (`renew` of an older
+  incarnation returns False).
 - Only Postgres' clock counts.
 - Only a new node id waits for a synchronous standby. A failover may lose a renewal, which the agent repeats.
 
@@ -15,6 +15,8 @@ only in Postgres: not in the commit journal, not in logs, not in `repr`. A datab
 bucket has a new secret.
 """
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sequencer.database.database import Database, Row
@@ -30,6 +32,15 @@ Its node id is not used again.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NamedAddress:
+    """The address that the clients of one listener are told."""
+
+    listener: str
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentAddress:
     zone: str
     kafka_host: str
@@ -37,6 +48,11 @@ class AgentAddress:
     peer_host: str
     peer_port: int
     http_url: str
+    listeners: tuple[NamedAddress, ...] = ()
+    """All Kafka listeners. `kafka_host` and `kafka_port` are the first one's."""
+
+    def of_listener(self, name: str) -> NamedAddress | None:
+        return next((address for address in self.listeners if address.listener == name), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +98,7 @@ class Agents:
         """As of the last join or renewal."""
 
     async def join(self, address: AgentAddress, lease_s: float) -> LiveAgent:
-        """Registers this address, under the previous node id of its Kafka address if there is one.
+        """Registers this address, under the previous node id of its Kafka addresses if there is one.
 
         It may be repeated: that fences the earlier attempt.
         """
@@ -94,6 +110,7 @@ class Agents:
             peer_host=address.peer_host,
             peer_port=address.peer_port,
             http_url=address.http_url,
+            listeners=_listeners_text(address.listeners),
             lease_s=lease_s,
         )
         self._learn(rows[0])
@@ -177,5 +194,13 @@ def _live_agent(row: Row) -> LiveAgent:
             peer_host=row.peer_host,
             peer_port=row.peer_port,
             http_url=row.http_url,
+            listeners=tuple(
+                NamedAddress(listener=listener, host=host, port=port)
+                for listener, host, port in json.loads(row.listeners)
+            ),
         ),
     )
+
+
+def _listeners_text(listeners: Sequence[NamedAddress]) -> str:
+    return json.dumps([[one.listener, one.host, one.port] for one in listeners])

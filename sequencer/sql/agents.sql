@@ -1,10 +1,11 @@
 -- name: join
--- An agent that comes back to its Kafka address keeps its node id, whatever its other ports are: clients know
--- it by both. It is the same agent if the lease of the last one there has ended, or if only the peer port
+-- An agent that comes back to its Kafka addresses keeps its node id, whatever its other ports are: clients
+-- know it by both. It is the same agent if the lease of the last one there has ended, or if only the peer port
 -- differs: two agents cannot listen on the other ports at once.
 WITH mine AS (
     SELECT node_id FROM agents
     WHERE kafka_host = %(kafka_host)s::text AND kafka_port = %(kafka_port)s::integer
+      AND listeners = %(listeners)s::text
       AND (lease_until <= clock_timestamp()
            OR (zone, peer_host, http_url) = (%(zone)s::text, %(peer_host)s::text, %(http_url)s::text))
     ORDER BY (zone, peer_host, peer_port, http_url)
@@ -21,18 +22,18 @@ WITH mine AS (
     RETURNING *
 ), first AS (
     INSERT INTO agents (node_id, incarnation, zone, kafka_host, kafka_port, peer_host, peer_port, http_url,
-        lease_until)
+        listeners, lease_until)
     SELECT nextval('node_ids'), 1, %(zone)s::text, %(kafka_host)s::text, %(kafka_port)s::integer,
         %(peer_host)s::text,
-           %(peer_port)s::integer, %(http_url)s::text,
+           %(peer_port)s::integer, %(http_url)s::text, %(listeners)s::text,
            clock_timestamp() + make_interval(secs => %(lease_s)s::double precision)
     WHERE NOT EXISTS (SELECT FROM mine)
-    ON CONFLICT (zone, kafka_host, kafka_port, peer_host, peer_port, http_url) DO UPDATE
+    ON CONFLICT (zone, kafka_host, kafka_port, peer_host, peer_port, http_url, listeners) DO UPDATE
     SET incarnation = agents.incarnation + 1, joined_at = clock_timestamp(),
         lease_until = excluded.lease_until
     RETURNING *
 )
-SELECT node_id, incarnation, zone, kafka_host, kafka_port, peer_host, peer_port, http_url,
+SELECT node_id, incarnation, zone, kafka_host, kafka_port, peer_host, peer_port, http_url, listeners,
     (SELECT lost_because FROM ownership) AS lost_because, (SELECT secrets FROM peer_secrets) AS peer_secrets,
     (SELECT number FROM erasures) AS erasure,
     (SELECT (extract(epoch FROM made_before) * 1000)::bigint FROM erasures) AS erased_before_ms
@@ -57,7 +58,7 @@ FROM (SELECT set_config('synchronous_commit', 'local', true)) AS waits_for_no_st
 WHERE node_id = %(node_id)s::integer AND incarnation = %(incarnation)s::bigint
 
 -- name: live
-SELECT node_id, incarnation, zone, kafka_host, kafka_port, peer_host, peer_port, http_url
+SELECT node_id, incarnation, zone, kafka_host, kafka_port, peer_host, peer_port, http_url, listeners
 FROM agents WHERE lease_until > clock_timestamp() ORDER BY node_id
 
 -- name: shown
@@ -65,7 +66,7 @@ FROM agents WHERE lease_until > clock_timestamp() ORDER BY node_id
 -- is null if nothing changed. An agent that is no longer shown has no incarnation.
 SELECT s.changes, s.alive, extract(epoch FROM clock_timestamp() - s.looked_at)::float8 AS age_s,
     a.node_id, a.shown AS incarnation, a.zone, a.kafka_host, a.kafka_port, a.peer_host, a.peer_port,
-    a.http_url
+    a.http_url, a.listeners
 FROM agents_shown AS s
 LEFT JOIN LATERAL (
     SELECT * FROM agents

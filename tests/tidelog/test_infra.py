@@ -9,6 +9,8 @@ import yaml
 from pydantic import SecretStr
 
 from agent.read_path.settings import ReadPathSettings
+from agent.security.listener_settings import ListenerSettings
+from agent.security.listeners import Address, parse_addresses
 from agent.settings import AgentSettings
 from cache_ring.settings import CacheRingSettings
 from compactor.settings import HousekeeperSettings
@@ -24,7 +26,8 @@ from tidelog.sql.settings import SqlSettings
 ROOT = Path(__file__).resolve().parents[2]
 INFRA = ROOT / "infra"
 MODELS = (
-    AgentSettings, ReadPathSettings, CacheRingSettings, HousekeeperSettings, SequencerSettings,
+    AgentSettings, ListenerSettings,
+    ReadPathSettings, CacheRingSettings, HousekeeperSettings, SequencerSettings,
     CompactionSettings, ErasureSettings,
     StoreSettings,
     ClientSettings, ProcessSettings, BackupSettings, SqlSettings,
@@ -144,12 +147,14 @@ def test_every_image_is_pinned_to_a_release(compose: dict[str, Any]) -> None:
 
 
 def test_clients_in_other_containers_have_a_listener(compose: dict[str, Any]) -> None:
-    """It names agents by the hosts that peers use, and by one port: the same for all."""
+    """It names agents by the hosts that peers use."""
     agents = [compose["services"][name]["environment"] for name in ("agent-a", "agent-b")]
 
-    assert {agent["TIDELOG_INSIDE_KAFKA_PORT"] for agent in agents} == {"19092"}
+    advertised = [parse_addresses(agent["TIDELOG_ADVERTISED_LISTENERS"]) for agent in agents]
+    assert [one["INSIDE"] for one in advertised] == [Address("agent-a", 19092), Address("agent-b", 19092)]
+    assert [one["OUTSIDE"] for one in advertised] == [Address("localhost", 9092), Address("localhost", 9093)]
     assert [agent["TIDELOG_ADVERTISED_PEER_HOST"] for agent in agents] == ["agent-a", "agent-b"]
-    assert {agent["TIDELOG_ADVERTISED_HOST"] for agent in agents} == {"localhost"}
+    assert all(set(parse_addresses(agent["TIDELOG_LISTENERS"])) == {"INSIDE", "OUTSIDE"} for agent in agents)
 
 
 def test_the_build_context_is_what_the_image_copies() -> None:

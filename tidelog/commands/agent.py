@@ -6,6 +6,7 @@ import typer
 
 from agent.groups.settings import GroupSettings
 from agent.read_path.settings import ReadPathSettings
+from agent.security.listener_settings import ListenerSettings
 from agent.settings import AgentSettings
 from cache_ring.settings import CacheRingSettings
 from compactor.settings import HousekeeperSettings
@@ -30,6 +31,10 @@ _GROUPS: Mapping[type[Settings], Mapping[str, str]] = {
         "gone_ranges_look_s": "Answers to clients",
         "telemetry_metrics": "Metrics",
         "connect_backoff_s": "Start and end",
+    },
+    ListenerSettings: {
+        "listeners": "Listeners and TLS",
+        "http_tls": "TLS of the HTTP side and between agents",
     },
     ProcessSettings: {"roles": "The process"},
     StoreSettings: {"file_store_threads": "The object store"},

@@ -16,6 +16,12 @@ PROCESS_BYTES: Final = 200 << 20
 # What an entry takes: itself, its key and its slot in the table. Measured in
 # tests/tidelog/process/test_memory_bound.py.
 CONNECTION_BYTES: Final = 10 << 10
+TLS_CONNECTION_BYTES: Final = 64 << 10
+"""In addition, of a connection with TLS that has sent and received (`benchmarks/tls.py`: 59 KiB)."""
+TLS_HANDSHAKE_BYTES: Final = 160 << 10
+"""OpenSSL keeps up to 100 KiB of a certificate chain, and its own state."""
+TLS_SESSIONS_BYTES: Final = 32 << 20
+"""OpenSSL remembers 20,480 sessions of clients that speak TLS 1.2 without tickets."""
 CACHED_COORDINATE_BYTES: Final = 482
 INDEXED_BATCH_BYTES: Final = 64
 READ_PARTITION_BYTES: Final = 210
@@ -35,7 +41,13 @@ def byte_settings(settings: AllSettings) -> Mapping[str, int]:
     of_jobs = _of_jobs(settings) if "jobs" in roles else {}
     if "kafka" not in roles:
         return of_jobs
-    return {**_of_requests(settings), **_of_reads(settings), **_of_entries(settings), **of_jobs}
+    return {
+        **_of_requests(settings),
+        **_of_tls(settings),
+        **_of_reads(settings),
+        **_of_entries(settings),
+        **of_jobs,
+    }
 
 
 def _of_jobs(settings: AllSettings) -> dict[str, int]:
@@ -64,6 +76,23 @@ def _of_requests(settings: AllSettings) -> dict[str, int]:
         "telemetry_bytes": agent.telemetry_bytes,
         "threads": THREAD_BYTES * (agent.validation_threads + settings.store.file_store_threads),
     }
+
+
+def _of_tls(settings: AllSettings) -> dict[str, int]:
+    agent, listeners, ring = settings.agent, settings.listeners, settings.ring
+    bound: dict[str, int] = {}
+    uses = 0
+    if any(one.security_protocol.is_encrypted for one in listeners.kafka_listeners(agent)):
+        uses += 1
+        bound["TLS of max_connections"] = TLS_CONNECTION_BYTES * agent.max_connections
+    if listeners.http_tls:
+        uses += 1
+    if listeners.peer_tls != "off":
+        uses += 1
+        bound["TLS of peer_accepted_connections"] = TLS_CONNECTION_BYTES * ring.peer_accepted_connections
+    if uses:
+        bound["tls_handshakes"] = uses * (TLS_HANDSHAKE_BYTES * listeners.tls_handshakes + TLS_SESSIONS_BYTES)
+    return bound
 
 
 def _of_reads(settings: AllSettings) -> dict[str, int]:

@@ -27,7 +27,8 @@ import uvloop
 from prometheus_client import Gauge
 
 from agent.app import App
-from agent.settings import AgentSettings
+from agent.security.listeners import is_loopback, open_listeners
+from agent.security.tls_contexts import UnusableFiles
 from sequencer.client import Sequencer
 from sequencer.cluster.store_identity import WrongStore
 from sequencer.database.database import SequencerUnavailable
@@ -73,16 +74,23 @@ def run_agent(settings: AllSettings) -> None:
     """Returns when the agent has drained. If one role fails, both end. Raises `UserError` for an address that
     it cannot bind.
     """
-    _allow_files(settings.agent)
+    _allow_files(settings)
     try:
         uvloop.run(_run(settings))
     except* OSError as failed:
-        raise _cannot_listen(failed, settings.agent) from None
+        raise _cannot_listen(failed, settings) from None
+    except* UnusableFiles as failed:
+        raise UserError(
+            f"The agent cannot use its certificate files: {_first(failed)}.",
+            "Correct TIDELOG_TLS_CERTIFICATE_FILE, TIDELOG_TLS_KEY_FILE or TIDELOG_TLS_CA_FILE, or those of "
+            "TIDELOG_HTTP_TLS_* and TIDELOG_PEER_TLS_*.",
+        ) from None
 
 
-def _allow_files(settings: AgentSettings) -> None:
+def _allow_files(settings: AllSettings) -> None:
     """Raise the limit of open files: each connection is one, and the default limit is 1,024."""
-    wanted = settings.max_connections + settings.max_forwarded_connections + _FILES_BESIDE_CONNECTIONS
+    agent, handshakes = settings.agent, settings.listeners.tls_handshakes
+    wanted = agent.max_connections + agent.max_forwarded_connections + handshakes + _FILES_BESIDE_CONNECTIONS
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and wanted > most:
         log.warning(
@@ -94,19 +102,24 @@ def _allow_files(settings: AgentSettings) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
-def _cannot_listen(failed: BaseExceptionGroup[OSError], settings: AgentSettings) -> UserError:
+def _first(failed: BaseExceptionGroup[Exception]) -> BaseException:
     error: BaseException = failed
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    return error
+
+
+def _cannot_listen(failed: BaseExceptionGroup[OSError], settings: AllSettings) -> UserError:
+    error, agent = _first(failed), settings.agent
+    named = "LISTENERS" if settings.listeners.listeners else "KAFKA_PORT"
     wanted = (
-        ("KAFKA", settings.kafka_host, settings.kafka_port),
-        ("INSIDE_KAFKA", settings.kafka_host, settings.inside_kafka_port),
-        ("HTTP", settings.http_host, settings.http_port),
-        ("PEER", settings.peer_host, settings.peer_port),
+        *((named, one.host, one.port) for one in settings.listeners.kafka_listeners(agent)),
+        ("HTTP_PORT", agent.http_host, agent.http_port),
+        ("PEER_PORT", agent.peer_host, agent.peer_port),
     )
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         taken = [
-            f"{host}:{port} (TIDELOG_{part}_PORT)"
+            f"{host}:{port} (TIDELOG_{part})"
             for part, host, port in wanted
             if port and not is_free(port, host)
         ]
@@ -116,7 +129,8 @@ def _cannot_listen(failed: BaseExceptionGroup[OSError], settings: AgentSettings)
             )
     return UserError(
         f"The agent cannot listen: {error}.",
-        "Correct TIDELOG_KAFKA_HOST or _PORT, TIDELOG_HTTP_HOST or _PORT, TIDELOG_PEER_HOST or _PORT.",
+        "Correct TIDELOG_KAFKA_HOST or _PORT or TIDELOG_LISTENERS, TIDELOG_HTTP_HOST or _PORT, "
+        "TIDELOG_PEER_HOST or _PORT.",
     )
 
 
@@ -136,6 +150,7 @@ async def _run(settings: AllSettings) -> None:
             "memory_mib": memory_bytes >> 20,
         },
     )
+    _warn_of_strangers(settings)
     app = App(settings)
     bound = Gauge("tidelog_memory_bound_bytes", "Memory to give this process", registry=app.metrics.registry)
     bound.set(memory_bytes)
@@ -146,6 +161,29 @@ async def _run(settings: AllSettings) -> None:
         if "jobs" in process.role_set:
             group.create_task(_keep_house(settings, app, stopping), name="jobs")
     log.info("stopped", extra={"pid": os.getpid()})
+
+
+def _warn_of_strangers(settings: AllSettings) -> None:
+    """Says loudly who may do what, unless the operator said that it is meant so."""
+    agent, listeners = settings.agent, settings.listeners
+    if listeners.insecure or "kafka" not in settings.process.role_set:
+        return
+    for one in open_listeners(listeners.kafka_listeners(agent)):
+        log.warning(
+            "INSECURE: anyone who reaches this Kafka listener may read, write and delete everything; "
+            "authenticate clients (docs/security.md), or set TIDELOG_INSECURE=true if the network is closed",
+            extra={
+                "listener": one.name,
+                "binds": f"{one.host}:{one.port}",
+                "security_protocol": one.security_protocol.value,
+            },
+        )
+    if not is_loopback(agent.http_host):
+        log.warning(
+            "INSECURE: anyone who reaches the HTTP side may create and delete topics; keep it in a closed "
+            "network (docs/security.md), or set TIDELOG_INSECURE=true if it is in one",
+            extra={"binds": f"{agent.http_host}:{agent.http_port}"},
+        )
 
 
 async def _spare_collections(app: App, stopping: asyncio.Event) -> None:

@@ -12,6 +12,7 @@ from typing import Self
 
 from agent.groups.settings import GroupSettings
 from agent.read_path.settings import ReadPathSettings
+from agent.security.listener_settings import ListenerSettings
 from agent.settings import AgentSettings, AppSettings
 from agent.write_path.backoff import LONGEST_PAUSE_S
 from cache_ring.settings import CacheRingSettings
@@ -40,6 +41,7 @@ class AllSettings(AppSettings):
             ring=environment.read(CacheRingSettings),
             read_path=environment.read(ReadPathSettings),
             groups=environment.read(GroupSettings),
+            listeners=environment.read(ListenerSettings),
             housekeeper=environment.read(HousekeeperSettings),
             process=environment.read(ProcessSettings),
         )
@@ -54,6 +56,11 @@ def check_settings_fit(settings: AllSettings) -> None:
 
 def _faults(settings: AllSettings) -> Iterator[str]:
     agent, housekeeper = settings.agent, settings.housekeeper
+    if agent.one_address is not None and len(settings.listeners.kafka_listeners(agent)) > 1:
+        yield (
+            "TIDELOG_ONE_ADDRESS and several TIDELOG_LISTENERS exclude each other: behind one address there "
+            "is no second one"
+        )
     if 2 * settings.read_path.coordinate_max_age_s >= housekeeper.garbage_grace_s:
         yield (
             f"TIDELOG_GARBAGE_GRACE_S ({housekeeper.garbage_grace_s:g}) must be more than twice "

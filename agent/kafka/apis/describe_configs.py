@@ -117,10 +117,10 @@ def broker_configs(name: str, context: RequestContext[UsesBrokerConfigs]) -> Seq
             ErrorCode.invalid_request,
             f"Unexpected broker id, expected {node_id} or empty string, but received {name}",
         )
-    settings = context.settings
+    settings, bound = context.settings, context.connection.listener
     own = next((endpoint for endpoint in endpoints_of(context) if endpoint.node_id == node_id), None)
     advertised = "" if own is None else f"{own.host}:{own.port}"
-    listener = f"{settings.kafka_host}:{settings.kafka_port or (0 if own is None else own.port)}"
+    listener = f"{bound.host}:{bound.port or (0 if own is None else own.port)}"
     return broker_entries(
         node_id, listener, advertised, (settings, context.parts.reads.settings, context.parts.group_settings)
     )

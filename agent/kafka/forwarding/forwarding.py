@@ -44,6 +44,7 @@ from agent.metrics import Metrics
 from agent.settings import AgentSettings
 from cache_ring.peers.peer_connection import Secrets, connect_to_peer
 from cache_ring.peers.peer_proof import NotAPeer
+from cache_ring.peers.peer_tls import PeerTls
 from cache_ring.ring.membership import Membership
 from sequencer.cluster.agents import AgentAddress, LiveAgent
 from storage.identifiers import NodeId
@@ -115,7 +116,10 @@ class _Waiting:
 
 
 class ForwardLink(asyncio.Protocol):
-    def __init__(self, address: AgentAddress, secrets: Secrets, max_response_bytes: int) -> None:
+    def __init__(
+        self, address: AgentAddress, secrets: Secrets, tls: PeerTls | None, max_response_bytes: int
+    ) -> None:
+        self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._address = address
         self._secrets = secrets
@@ -173,7 +177,9 @@ class ForwardLink(asyncio.Protocol):
     async def _open(self, hello: Hello, timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s):
-                await connect_to_peer(self._address.peer_host, self._address.peer_port, self._secrets, self)
+                await connect_to_peer(
+                    self._address.peer_host, self._address.peer_port, self._secrets, self, self._tls
+                )
                 assert self._transport is not None, "a connection that was made has a transport"
                 self._transport.write(PREFACE + encode_hello(hello))
                 await asyncio.wait({self._accepted})
@@ -376,7 +382,10 @@ class ConnectionForwards:
         if link is None or link.is_lost:
             forwarding = self._forwarding
             link = self._links[key] = ForwardLink(
-                coordinator.address, forwarding.membership.peer_secrets, forwarding.settings.max_request_bytes
+                coordinator.address,
+                forwarding.membership.peer_secrets,
+                forwarding.membership.peer_tls,
+                forwarding.settings.max_request_bytes,
             )
         return link
 

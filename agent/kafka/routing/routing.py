@@ -5,6 +5,9 @@ A leader is only a routing hint: any agent serves any partition. The ring choose
 client's zone. Behind one address (`one_address`), clients see one node, whichever agents stand behind it, and
 no partition ever moves.
 
+A client sees the addresses of the listener that it came to. While the agents' listeners differ, it does not
+see the agents that lack its listener, and the agent that it asks serves their partitions.
+
 A client names its zone in its `client.id` (docs/design/zones.md#the-choice-of-an-agent): `tidelog_zone=a`
 anywhere in the id, separated by one of `,;&|` or white space. The spellings for other diskless logs mean the
 same: `diskless_az=`, `ws_az=`, `warpstream_az=`. The first one counts.
@@ -69,6 +72,17 @@ class RoutingTable:
         self._ring: Ring | None = None
         self._routes: dict[tuple[str, TopicId, Partition], Route] = {}
         self._led: dict[tuple[str, TopicId, NodeId], set[int]] = {}
+        self._lacking: dict[str, tuple[Ring, frozenset[NodeId]]] = {}
+
+    def lacking(self, ring: Ring, listener: str) -> frozenset[NodeId]:
+        """Returns the agents without this listener. Computed once per view of the ring."""
+        known = self._lacking.get(listener)
+        if known is None or known[0] is not ring:
+            lacking = frozenset(
+                agent.node_id for agent in ring.agents if agent.address.of_listener(listener) is None
+            )
+            known = self._lacking[listener] = (ring, lacking)
+        return known[1]
 
     def route(self, ring: Ring, zone: str, topic_id: TopicId, partition: Partition) -> Route:
         if ring is not self._ring or len(self._routes) >= self._max_entries:
@@ -117,7 +131,8 @@ def endpoints_of(context: RequestContext[UsesRouting]) -> tuple[Endpoint, ...]:
     one = _one_endpoint(context)
     if one is not None:
         return (one,)
-    return tuple(_endpoint(context, agent) for agent in context.parts.membership.named.agents)
+    endpoints = (_endpoint(context, agent) for agent in context.parts.membership.named.agents)
+    return tuple(endpoint for endpoint in endpoints if endpoint is not None)
 
 
 def controller_of(context: RequestContext[UsesRouting]) -> NodeId:
@@ -131,8 +146,8 @@ def controller_of(context: RequestContext[UsesRouting]) -> NodeId:
 
 
 def coordinator_of(context: RequestContext[UsesRouting], key: str) -> Endpoint | None:
-    """Returns the node to ask for the coordinator of `key`. None until an agent is a member of the
-    cluster.
+    """Returns the node to ask for the coordinator of `key`. None until an agent is a member of the cluster,
+    and while the coordinator lacks the client's listener.
     """
     agent = context.parts.membership.ring.coordinator(key)
     return None if agent is None else _one_endpoint(context) or _endpoint(context, agent)
@@ -142,7 +157,15 @@ def route_of(context: RequestContext[UsesRouting], topic_id: TopicId, partition:
     """Returns the agent for a partition among those of the client's zone, and one replica per zone."""
     if context.settings.one_address is not None:
         return _ONE_ROUTE
-    return context.parts.routes.route(context.parts.membership.ring, context.client_zone, topic_id, partition)
+    ring, routes = context.parts.membership.ring, context.parts.routes
+    route = routes.route(ring, context.client_zone, topic_id, partition)
+    lacking = routes.lacking(ring, context.connection.listener.name)
+    if not lacking:
+        return route
+    self_ = context.parts.membership.self_
+    leader = self_.node_id if self_ is not None and route.leader in lacking else route.leader
+    replicas = tuple(replica for replica in route.replicas if replica not in lacking)
+    return Route(leader=leader, replicas=replicas if leader in replicas else (leader, *replicas))
 
 
 def preferred_replica_of(
@@ -238,11 +261,9 @@ def _one_endpoint(context: RequestContext[UsesRouting]) -> Endpoint | None:
     return Endpoint(node_id=ONE_NODE, host=host, port=port, zone=None)
 
 
-def _endpoint(context: RequestContext[UsesRouting], agent: LiveAgent) -> Endpoint:
-    """Returns the agent's address for this client: inside the network, the host that peers use."""
-    address, inside_port = agent.address, context.settings.inside_kafka_port
-    if context.connection.is_inside and inside_port is not None:
-        return Endpoint(node_id=agent.node_id, host=address.peer_host, port=inside_port, zone=address.zone)
-    return Endpoint(
-        node_id=agent.node_id, host=address.kafka_host, port=address.kafka_port, zone=address.zone
-    )
+def _endpoint(context: RequestContext[UsesRouting], agent: LiveAgent) -> Endpoint | None:
+    """Returns the agent's address for clients of this client's listener. None: it has no such listener."""
+    named = agent.address.of_listener(context.connection.listener.name)
+    if named is None:
+        return None
+    return Endpoint(node_id=agent.node_id, host=named.host, port=named.port, zone=agent.address.zone)

@@ -1,21 +1,34 @@
-"""The Kafka listener: accepts connections, owns their tasks, closes overdue ones, and drains before the end.
+"""The Kafka listeners: accept connections, own their tasks, close overdue ones, and drain before the end.
 
 Promises:
 - There are at most `max_connections` of clients, and `max_forwarded_connections` that other agents open for
   theirs.
 - No request outlives `run`.
+- A client of a TLS listener counts as a connection once its handshake is over. Before that, the acceptor
+  bounds it (`agent/security/tls_acceptor.py`). If it showed a certificate, its principal is set before its
+  first request.
 - After `drain` no connection is accepted, and each open one closes once its requests are answered.
 """
 
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
 from agent.kafka.context import ConnectionState
 from agent.kafka.forwarding.forward_protocol import ACCEPTED, HELLO_LENGTH_BYTES, decode_hello
 from agent.kafka.transport.connection import KafkaConnection, Shared
+from agent.security.listeners import KafkaListener
+from agent.security.principal import ANONYMOUS, Principal
+from agent.security.principal_mapping import NoRuleMatches, PrincipalMapping
+from agent.security.tls_acceptor import TlsAcceptor
+from agent.security.tls_contexts import KeptContext
+from agent.security.tls_failure import HandshakeFailed
+from agent.security.tls_transport import TlsTransport
+from agent.security.x509 import BadCertificate, subject_of
 
 log = logging.getLogger("tidelog")
 
@@ -38,14 +51,31 @@ def bound_socket(host: str, port: int) -> socket.socket:
     return bound
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundListener:
+    """One listener of the settings, and the socket that it binds."""
+
+    listener: KafkaListener
+    socket: socket.socket
+    context: KeptContext | None = None
+    """Set if it speaks TLS."""
+
+
 class Listener:
     """Serves with `run`. End with `drain`, then cancel `run`."""
 
-    def __init__(self, shared: Shared, bound: socket.socket, inside: socket.socket | None = None) -> None:
-        """`inside` is for clients inside the agents' network, which get other addresses (routing.py)."""
+    def __init__(
+        self,
+        shared: Shared,
+        bound: Sequence[BoundListener],
+        acceptor: TlsAcceptor,
+        mapping: PrincipalMapping,
+    ) -> None:
+        """`mapping` names the clients that show a certificate."""
         self._shared = shared
         self._bound = bound
-        self._inside = inside
+        self._acceptor = acceptor
+        self._mapping = mapping
         self._ids = count(1)
         self._connections: dict[KafkaConnection, asyncio.Future[None]] = {}
         """The open connections in the order in which they came, and a callback for each once it has ended."""
@@ -67,21 +97,22 @@ class Listener:
         """Listens until cancelled, then abandons what is left."""
         loop = asyncio.get_running_loop()
         try:
-            await self._serve(self._new_connection, self._bound)
-            if self._inside is not None:
-                await self._serve(self._new_inside_connection, self._inside)
+            for bound in self._bound:
+                await self._serve(partial(self._arrived, bound), bound.socket)
             self.listening.set()
             while True:
                 await asyncio.sleep(_SWEEP_INTERVAL_S)
                 self._close_overdue(loop.time())
         finally:
             self._close_servers()
+            self._acceptor.close()
             await asyncio.gather(*(connection.abandon() for connection in self._connections))
 
     async def drain(self) -> None:
         """Stops accepting. Returns when everything in flight is answered and every connection closed."""
         self._accepting = False
         self._close_servers()
+        self._acceptor.close()
         for connection in list(self._connections):
             connection.drain()
         while self._connections:
@@ -115,7 +146,7 @@ class Listener:
         # Without a reference, the writer would close its transport.
         await asyncio.wait({self._connections[connection]})
 
-    async def _serve(self, new_connection: Callable[[], KafkaConnection], bound: socket.socket) -> None:
+    async def _serve(self, new_connection: Callable[[], asyncio.BaseProtocol], bound: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         self._servers.append(
             await loop.create_server(new_connection, sock=bound, backlog=1024, start_serving=False)
@@ -126,12 +157,24 @@ class Listener:
         for server in self._servers:
             server.close()
 
-    def _new_connection(self) -> KafkaConnection:
-        return KafkaConnection(self._shared, next(self._ids), self._opened, self._ended)
+    def _arrived(self, bound: BoundListener) -> asyncio.BaseProtocol:
+        if bound.context is None:
+            return self._new_connection(bound.listener, ANONYMOUS)
+        return self._acceptor.accept(bound.context, partial(self._secured, bound.listener))
 
-    def _new_inside_connection(self) -> KafkaConnection:
-        connection = self._new_connection()
-        connection.state.is_inside = True
+    def _secured(self, listener: KafkaListener, tls: TlsTransport) -> KafkaConnection:
+        certificate = tls.peer_certificate
+        if certificate is None or listener.security_protocol.has_sasl:
+            return self._new_connection(listener, ANONYMOUS)
+        try:
+            name = self._mapping.name(subject_of(certificate))
+        except (BadCertificate, NoRuleMatches) as unnamed:
+            raise HandshakeFailed("principal", str(unnamed)) from None
+        return self._new_connection(listener, Principal(name))
+
+    def _new_connection(self, listener: KafkaListener, principal: Principal) -> KafkaConnection:
+        connection = KafkaConnection(self._shared, next(self._ids), self._opened, self._ended)
+        connection.state.listener, connection.state.principal = listener, principal
         return connection
 
     def _opened(self, connection: KafkaConnection) -> None:

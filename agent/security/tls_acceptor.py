@@ -1,0 +1,121 @@
+"""Accepts TLS connections for one use (Kafka, HTTP, peers), with a bound on handshakes.
+
+Promises:
+- At most `tls_handshakes` handshakes are under way, each for at most `tls_handshake_timeout_s`. One more ends
+  the oldest of the host that has most, so stalled handshakes keep no other host out, and others of the same
+  host only while they take longer than it takes that host to open `tls_handshakes` connections.
+- A connection that fails is logged with its reason, and counted.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+from agent.metrics import Metrics
+from agent.security.listener_settings import ListenerSettings
+from agent.security.tls_contexts import KeptContext
+from agent.security.tls_failure import HandshakeFailed
+from agent.security.tls_transport import TlsTransport, receive_buffer
+
+log = logging.getLogger("tidelog")
+
+Application = Callable[[TlsTransport], asyncio.BaseProtocol]
+"""Makes the protocol of a secured connection. Raises HandshakeFailed to refuse it."""
+
+
+class TlsAcceptor:
+    def __init__(self, use: str, settings: ListenerSettings, metrics: Metrics) -> None:
+        """`use` names it in logs and metrics."""
+        self._use = use
+        self._settings = settings
+        self._metrics = metrics
+        self._received = receive_buffer()
+        self._under_way: dict[TlsTransport, tuple[str, asyncio.TimerHandle]] = {}
+        """Host and timer, oldest first."""
+        self._of_host: Counter[str] = Counter()
+
+    @property
+    def under_way(self) -> int:
+        return len(self._under_way)
+
+    def accept(self, kept: KeptContext, application: Application) -> TlsTransport:
+        """Returns the protocol of a connection that was just accepted."""
+        return TlsTransport(kept.context, _Handshake(self, application), self._received)
+
+    def close(self) -> None:
+        """Ends the handshakes that are under way."""
+        for connection in list(self._under_way):
+            connection.give_up("hung_up", "this agent stops")
+
+    # --- events of handshakes
+
+    def began(self, connection: TlsTransport) -> None:
+        host = _host_of(connection)
+        if len(self._under_way) >= self._settings.tls_handshakes:
+            self._displace_one()
+        timer = asyncio.get_running_loop().call_later(
+            self._settings.tls_handshake_timeout_s, connection.give_up, "timeout", "it took too long"
+        )
+        self._under_way[connection] = (host, timer)
+        self._of_host[host] += 1
+        self._count()
+
+    def secured(self, connection: TlsTransport) -> None:
+        self._forget(connection)
+        self._metrics.tls_handshakes.labels(self._use, "done").inc()
+
+    def failed(self, connection: TlsTransport, failure: HandshakeFailed) -> None:
+        host = self._forget(connection)
+        self._metrics.tls_handshakes.labels(self._use, failure.reason).inc()
+        log.warning(
+            "TLS handshake failed",
+            extra={"use": self._use, "reason": failure.reason, "detail": str(failure), "peer": host},
+        )
+
+    def _displace_one(self) -> None:
+        busiest = max(self._of_host.values())
+        oldest = next(
+            connection for connection, (host, _) in self._under_way.items() if self._of_host[host] == busiest
+        )
+        oldest.give_up("displaced", "others came while it waited")
+
+    def _forget(self, connection: TlsTransport) -> str:
+        host, timer = self._under_way.pop(connection, ("", None))
+        if timer is None:
+            return _host_of(connection)
+        timer.cancel()
+        self._of_host[host] -= 1
+        if not self._of_host[host]:
+            del self._of_host[host]
+        self._count()
+        return host
+
+    def _count(self) -> None:
+        self._metrics.tls_handshakes_under_way.labels(self._use).set(len(self._under_way))
+
+
+class _Handshake:
+    """One connection's handshake."""
+
+    __slots__ = ("_acceptor", "_application")
+
+    def __init__(self, acceptor: TlsAcceptor, application: Application) -> None:
+        self._acceptor = acceptor
+        self._application = application
+
+    def began(self, connection: TlsTransport) -> None:
+        self._acceptor.began(connection)
+
+    def secured(self, connection: TlsTransport) -> asyncio.BaseProtocol:
+        protocol = self._application(connection)
+        self._acceptor.secured(connection)
+        return protocol
+
+    def failed(self, connection: TlsTransport, failure: HandshakeFailed) -> None:
+        self._acceptor.failed(connection, failure)
+
+
+def _host_of(connection: TlsTransport) -> str:
+    peer = connection.get_extra_info("peername")
+    return str(peer[0]) if isinstance(peer, tuple) else str(peer)
