@@ -30,6 +30,7 @@ from agent.kafka.forwarding.forwarding import Forwarding
 from agent.kafka.served import APIS
 from agent.kafka.transport.connection import Shared
 from agent.kafka.transport.listener import Listener, bound_socket
+from agent.kafka.transport.unauthenticated import Unauthenticated
 from agent.metrics import Metrics
 from agent.notices import GoneRangeNotices, ProducerNotices
 from agent.settings import AppSettings
@@ -194,6 +195,7 @@ class App:
         self.metrics.registry.register(ReadMetrics(parts.pages, parts.reads, peer_server, assembly.watch))
         self.metrics.registry.register(parts.telemetry)
         opened.callback(parts.checking.close)
+        opened.callback(parts.authentication.close)
         opened.push_async_callback(parts.pages.close)
         opened.push_async_callback(parts.reads.close)
         self._reached.assembly = assembly
@@ -205,11 +207,13 @@ class App:
                 parts=parts,
                 dispatch=dispatch,
                 memory=parts.request_memory,
+                unauthenticated=Unauthenticated(self._app_settings.sasl, self.metrics),
                 metrics=self.metrics,
                 forwarding=None if self._settings.one_address is None else forwarding,
             ),
             *kafka_sockets,
         )
+        parts.authentication.known.on_deleted = listener.end_sessions
         peer_server.share(FORWARDED, listener.take_forwarded)
         peer_server.share(PROBES, assembly.watch.take)
         parts.membership.when_changed(forwarding.look)
@@ -227,6 +231,7 @@ class App:
                     group.create_task(assembly.push.run(), name="push"),
                     group.create_task(assembly.watch.run(), name="peer watch"),
                     group.create_task(parts.topics.run(), name="topics"),
+                    group.create_task(parts.authentication.run(), name="authentication"),
                     group.create_task(parts.write_path.run(), name="write path"),
                     group.create_task(parts.coordinator.run(), name="groups"),
                     group.create_task(assembly.offset_batches.run(), name="offset commits"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from agent.kafka.transport.memory import Reservation
 from agent.kafka.transport.request_order import Turn
 from agent.security.principal import ANONYMOUS, Principal
+from agent.security.sasl.session import SaslSession
 from agent.settings import AgentSettings
 from agent.write_path.producer_window import ProducerWindow
 
@@ -34,6 +35,8 @@ class ConnectionState:
     """The client's address, `host:port`."""
     principal: Principal = ANONYMOUS
     """Who the client is. Set once it has authenticated."""
+    sasl: SaslSession | None = None
+    """How it proves that. None: its listener does not ask."""
     is_inside: bool = False
     """True if the client came to the listener for clients inside the agents' network."""
     forwarded_by: "NodeId | None" = None
