@@ -159,7 +159,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self.state.sasl = self._login = self._shared.parts.authentication.session_of(self.state)
         self._on_open(self)
         if self._login is not None and not self._closing:
-            self._shared.unauthenticated.enter(self)
+            self._shared.unauthenticated.enter(self, self.state.host)
             self._bound_frames(self._login)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -187,7 +187,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self.state.is_gone = True
         del exc  # a reset ends the connection as well
         self._lost = self._closing = True
-        self._shared.unauthenticated.leave(self)
+        self._shared.unauthenticated.leave(self, self.state.host)
         if self._admission is not None:
             self._admission.cancel()
         for entry in self._in_flight:
@@ -506,7 +506,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         elif self._login is not None and not self._closing:
             if session.is_authenticated:
                 self._login = None
-                self._shared.unauthenticated.leave(self)
+                self._shared.unauthenticated.leave(self, self.state.host)
             self._bound_frames(session)
             if self._transport is not None:
                 self._transport.resume_reading()

@@ -1,8 +1,9 @@
 """Connections of SASL listeners whose clients have not authenticated: how many, and what memory they take.
 
 Promises:
-- There are at most `sasl_max_unauthenticated`. A new one closes the one that has waited longest: an honest
-  client needs milliseconds, one that only holds a place loses it.
+- There are at most `sasl_max_unauthenticated`. A new one closes another: of the host that has most, the one
+  that has waited longest. So hosts do not take each other's places, and an honest client, which needs
+  milliseconds, loses its place last.
 - They take nothing from the memory of authenticated clients' requests. Frames of up to 16 KiB, as honest
   clients send, never wait for memory. Larger ones share `sasl_large_frames_bytes`.
 """
@@ -32,31 +33,41 @@ class Unauthenticated:
         # One more, because a connection that is displaced ends a little later.
         self._small = MemoryBudget(2 * small_frames_bytes(settings))
         self._large = MemoryBudget(max(settings.sasl_large_frames_bytes, settings.sasl_max_receive_bytes))
-        self._waiting: dict[_Closable, None] = {}
-        """In the order in which they came."""
+        self._waiting: dict[str, dict[_Closable, None]] = {}
+        """Those of each host, in the order in which they came."""
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return self._count
 
     def memory_of(self, size_bytes: int) -> MemoryBudget:
         return self._small if size_bytes <= SMALL_FRAME_BYTES else self._large
 
-    def enter(self, connection: _Closable) -> None:
-        if len(self._waiting) >= self._most:
+    def enter(self, connection: _Closable, host: str) -> None:
+        if self._count >= self._most:
             self.displace()
-        self._waiting[connection] = None
-        self._metrics.unauthenticated.set(len(self._waiting))
+        self._waiting.setdefault(host, {})[connection] = None
+        self._note(1)
 
-    def leave(self, connection: _Closable) -> None:
+    def leave(self, connection: _Closable, host: str) -> None:
         """Its client has authenticated, or it has ended. May be called again."""
-        self._waiting.pop(connection, None)
-        self._metrics.unauthenticated.set(len(self._waiting))
+        of_host = self._waiting.get(host, {})
+        if connection in of_host:
+            del of_host[connection]
+            if not of_host:
+                del self._waiting[host]
+            self._note(-1)
 
     def displace(self) -> bool:
-        """Closes the one that has waited longest. False: there is none."""
-        first = next(iter(self._waiting), None)
-        if first is None:
+        """Closes one. False: there is none."""
+        if not self._waiting:
             return False
-        del self._waiting[first]
+        host = max(self._waiting, key=lambda one: len(self._waiting[one]))
+        first = next(iter(self._waiting[host]))
+        self.leave(first, host)
         first.close("unauthenticated_displaced")
         return True
+
+    def _note(self, change: int) -> None:
+        self._count += change
+        self._metrics.unauthenticated.set(self._count)

@@ -181,6 +181,9 @@ def _name(escaped: str) -> str:
 
 def _decoded(text: str) -> bytes:
     try:
-        return base64.b64decode(text, validate=True)
+        found = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise SaslRefused("the client's message is not base64") from None
+        found = b""
+    if base64.b64encode(found).decode() != text:
+        raise SaslRefused("the client's message is not base64")
+    return found
