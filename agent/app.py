@@ -30,6 +30,7 @@ from agent.kafka.forwarding.forwarding import Forwarding
 from agent.kafka.served import APIS
 from agent.kafka.transport.connection import Shared
 from agent.kafka.transport.listener import BoundListener, Listener, bound_socket
+from agent.kafka.transport.unauthenticated import Unauthenticated
 from agent.metrics import Metrics
 from agent.notices import GoneRangeNotices, ProducerNotices
 from agent.security.tls import Tls
@@ -211,6 +212,7 @@ class App:
         self.metrics.registry.register(ReadMetrics(parts.pages, parts.reads, peer_server, assembly.watch))
         self.metrics.registry.register(parts.telemetry)
         opened.callback(parts.checking.close)
+        opened.callback(parts.authentication.close)
         opened.push_async_callback(parts.pages.close)
         opened.push_async_callback(parts.reads.close)
         self._reached.assembly = assembly
@@ -222,6 +224,7 @@ class App:
                 parts=parts,
                 dispatch=dispatch,
                 memory=parts.request_memory,
+                unauthenticated=Unauthenticated(self._app_settings.sasl, self.metrics),
                 metrics=self.metrics,
                 forwarding=None if self._settings.one_address is None else forwarding,
             ),
@@ -229,6 +232,7 @@ class App:
             self._tls.acceptor("kafka"),
             self._app_settings.listeners.principal_mapping(),
         )
+        parts.authentication.known.on_deleted = listener.end_sessions
         peer_server.share(FORWARDED, listener.take_forwarded)
         peer_server.share(PROBES, assembly.watch.take)
         parts.membership.when_changed(forwarding.look)
@@ -246,6 +250,7 @@ class App:
                     group.create_task(assembly.push.run(), name="push"),
                     group.create_task(assembly.watch.run(), name="peer watch"),
                     group.create_task(parts.topics.run(), name="topics"),
+                    group.create_task(parts.authentication.run(), name="authentication"),
                     group.create_task(parts.write_path.run(), name="write path"),
                     group.create_task(parts.coordinator.run(), name="groups"),
                     group.create_task(assembly.offset_batches.run(), name="offset commits"),

@@ -24,6 +24,7 @@ from agent.parts import Parts
 from agent.read_path.known_coordinates import KnownCoordinates
 from agent.read_path.reads import ReadPath
 from agent.read_path.time_lookup import TimeLookup
+from agent.security.authentication import Authentication
 from agent.settings import AppSettings
 from agent.shared_lookups import SharedLookups
 from agent.telemetry.telemetry import Telemetry
@@ -154,12 +155,15 @@ def assemble(
     coordinator, offset_batches = _build_coordinator(sequencer, topics, membership, settings.groups, metrics)
     checking = Threads("check", settings.agent.validation_threads)
     request_memory = MemoryBudget(settings.agent.request_memory_bytes)
+    authentication = Authentication(sequencer.user_credentials, settings.sasl, metrics, clock)
+    sequencer.database.on_change(authentication.known.forget_all)
     parts = Parts(
         settings=settings.agent,
         cluster_id=outside.cluster_id,
         sequencer=sequencer,
         store=outside.store,
         membership=membership,
+        authentication=authentication,
         topics=topics,
         bounds=bounds,
         mutations=mutation_quotas(settings.agent, clock),

@@ -83,6 +83,14 @@ class Metrics:
         self.connections_closed = Counter(
             "tidelog_connections_closed_total", "Connections this agent closed", ["reason"], registry=registry
         )
+        self.unauthenticated = Gauge(
+            "tidelog_unauthenticated_connections",
+            "Open Kafka connections whose clients have not authenticated yet",
+            registry=registry,
+        )
+        self.logins = Counter(
+            "tidelog_logins_total", "Logins of Kafka clients", ["mechanism", "outcome"], registry=registry
+        )
         self.traffic = Traffic()
         registry.register(self.traffic)
         self.request_failures = Counter(

@@ -13,6 +13,7 @@ from agent.kafka.transport.response_memory import ResponseMemory
 from agent.metrics import Metrics
 from agent.read_path.reads import ReadPath
 from agent.read_path.time_lookup import TimeLookup
+from agent.security.authentication import Authentication
 from agent.settings import AgentSettings
 from agent.shared_lookups import SharedLookups
 from agent.telemetry.telemetry import Telemetry
@@ -34,6 +35,7 @@ class Parts:
     sequencer: Sequencer
     store: ObjectStore
     membership: Membership
+    authentication: Authentication
     topics: TopicDirectory
     bounds: SharedLookups[PartitionKey, PartitionBounds]
     mutations: TokenBuckets

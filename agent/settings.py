@@ -11,6 +11,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from agent.groups.settings import GroupSettings
 from agent.read_path.settings import ReadPathSettings
+from agent.security.sasl.settings import SaslSettings
 from cache_ring.settings import CacheRingSettings
 from sequencer.settings import SequencerSettings
 from storage.settings import Settings
@@ -362,3 +363,4 @@ class AppSettings:
     read_path: ReadPathSettings
     groups: GroupSettings
     listeners: "ListenerSettings"
+    sasl: SaslSettings

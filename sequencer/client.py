@@ -28,6 +28,7 @@ from sequencer.housekeeping.observations import Observations
 from sequencer.housekeeping.retention import Retention
 from sequencer.journal.journal import Journal
 from sequencer.journal.recovery import GoneRanges
+from sequencer.security.credentials import UserCredentials
 from sequencer.settings import SequencerSettings
 from sequencer.topics.topics import Administration, Topics
 
@@ -49,6 +50,7 @@ class Sequencer:
         self.groups = Groups(database)
         self.group_configs = GroupConfigs(database)
         self.committed_offsets = CommittedOffsets(database)
+        self.user_credentials = UserCredentials(database)
         leases = database.on(Lane.LEASES)
         self.agents = Agents(leases)
         self.reservations = Reservations(leases)

@@ -5,6 +5,7 @@ INSERT INTO ownership DEFAULT VALUES;
 INSERT INTO doubts DEFAULT VALUES;
 INSERT INTO peer_secrets (secrets)
 VALUES (ARRAY[uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())]);
+INSERT INTO security (decoy_key) VALUES (uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()));
 INSERT INTO agents_shown DEFAULT VALUES;
 INSERT INTO topic_changes DEFAULT VALUES;
 INSERT INTO producer_ids DEFAULT VALUES;

@@ -514,6 +514,33 @@ CREATE TABLE group_configs (
     config jsonb NOT NULL
 );
 
+-- --- users
+
+-- One row: how often credentials were changed, and the secret from which the answers about unknown users are
+-- made (agent/security/sasl/scram.py).
+CREATE TABLE security (
+    only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    credential_changes bigint NOT NULL DEFAULT 0,
+    decoy_key bytea NOT NULL                       -- 244 random bits
+);
+
+-- What proves that a client knows a user's password (sequencer/security/credentials.py). A deleted credential
+-- stays as a row without keys until agents have noticed. The commit journal has no copy of this table: who
+-- may read the bucket must not be able to try passwords. After a recovery from the bucket alone, an operator
+-- adds the users again.
+CREATE TABLE user_credentials (
+    user_name text NOT NULL,
+    mechanism text NOT NULL CHECK (mechanism IN ('SCRAM-SHA-256', 'SCRAM-SHA-512')),
+    change bigint NOT NULL,                        -- security.credential_changes of the last change
+    salt bytea,                                    -- this and all below are null if it is deleted
+    iterations integer,
+    stored_key bytea,
+    server_key bytea,
+    PRIMARY KEY (user_name, mechanism),
+    CHECK (num_nulls(salt, iterations, stored_key, server_key) IN (0, 4))
+);
+CREATE INDEX user_credentials_by_change ON user_credentials (change, user_name, mechanism);
+
 -- --- history: the Parquet form of a topic, an Iceberg table whose pointer is here
 
 -- The Iceberg table of each topic that was ever compacted. From the first publish on, retention stays behind

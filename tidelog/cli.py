@@ -63,6 +63,7 @@ class Commands(LazyGroup):
             ("dev", "An interactive stack (Postgres, S3, agents) until Ctrl-C."),
             ("topics", "List, create, describe, alter and delete topics, and set their configs."),
             ("groups", "List and describe consumer groups, set their offsets, delete them."),
+            ("users", "Add, list and remove users, and change their passwords."),
             ("clients", "Who is connected, with which library and version."),
             ("produce", "Produce lines from standard input."),
             ("consume", "Print the records of a topic."),

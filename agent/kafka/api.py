@@ -103,6 +103,8 @@ class Api:
     """
     served_from: int = 0
     order: Order = Order.ALONE
+    has_secrets: bool = False
+    """True: its requests have what must not be logged."""
     carried_out: bool = False
     """True: a request that was received is carried out even if its client hangs up. All others are cancelled
     then.

@@ -10,6 +10,7 @@ from agent.kafka.transport.memory import Reservation
 from agent.kafka.transport.request_order import Turn
 from agent.security.listeners import KafkaListener
 from agent.security.principal import ANONYMOUS, Principal
+from agent.security.sasl.session import SaslSession
 from agent.settings import AgentSettings
 from agent.write_path.producer_window import ProducerWindow
 
@@ -38,6 +39,8 @@ class ConnectionState:
     """Who the client is. Set once it has authenticated."""
     listener: KafkaListener = _PLAIN
     """The listener that the client came to."""
+    sasl: SaslSession | None = None
+    """How it proves that. None: its listener does not ask."""
     forwarded_by: "NodeId | None" = None
     """The agent that the client came to, if it is another one. The requests are then served here or refused,
     never forwarded again.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any, Final, get_args, get_origin, get_type_hints
+from typing import Any, Final, cast, get_args, get_origin, get_type_hints
 
 from kio.index import load_request_schema, load_response_schema
 from kio.schema.request_header.v1.header import RequestHeader as HeaderV1
@@ -33,6 +33,7 @@ from agent.kafka.older_requests import complete
 from agent.kafka.transport.request_shape import check_shape
 from agent.kafka.transport.vectored import Chunk, Encoded, ResponseBuffer
 from agent.kafka.uses import UsesOverload
+from agent.security.sasl.session import SASL_AUTHENTICATE
 from agent.settings import AgentSettings
 from agent.slices import Slices
 
@@ -115,6 +116,8 @@ async def write_in_slices(
 
 
 PRODUCE_KEY: Final = 0
+RAW_VERSION: Final = -1
+"""Stands for the version of a SASL message that came without Kafka's header (after SaslHandshake v0)."""
 _LOOKUPS: Final = (Order.READ, Order.ALONE)
 """Requests that may query the database. Produce and Fetch have their own pauses."""
 _FIXED_HEADER: Final = struct.Struct(">hhi")
@@ -143,6 +146,13 @@ class Request:
     client_id: str | None
     payload: Any
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class _RawMessage:
+    """A SASL message. It is secret."""
+
+    auth_bytes: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,15 +245,27 @@ class Dispatch:
             header, body_start = codec.read_header(frame, 0)
             payload = self._payload(api, version, frame, body_start)
         except Exception as error:  # any failure of the reader means that the bytes from outside are wrong
-            raise BadRequest(
-                f"{api.name} version {version} cannot be read: {type(error).__name__}: {error}"
-            ) from error
+            what = f"{api.name} version {version} cannot be read: {type(error).__name__}"
+            if api.has_secrets:
+                raise BadRequest(what) from None
+            raise BadRequest(f"{what}: {error}") from error
         return Request(
             api=api,
             version=version,
             correlation_id=correlation_id,
             client_id=header.client_id,
             payload=payload,
+            size_bytes=len(frame),
+        )
+
+    def decode_raw(self, frame: bytes | memoryview) -> Request:
+        """Makes a SaslAuthenticate of a frame without a header."""
+        return Request(
+            api=self._apis[SASL_AUTHENTICATE],
+            version=RAW_VERSION,
+            correlation_id=0,
+            client_id=None,
+            payload=_RawMessage(auth_bytes=bytes(frame)),
             size_bytes=len(frame),
         )
 
@@ -291,6 +313,9 @@ class Dispatch:
         response = await request.api.code.handle(request.payload, context)
         if response is None:
             return None
+        if request.version == RAW_VERSION:
+            answer = cast(_RawMessage, response).auth_bytes
+            return [len(answer).to_bytes(4, "big"), answer]
         if request.api.order in _LOOKUPS:
             response = _with_pause(response, request.api, context)
         codec = _codec(request.api.key, request.version)

@@ -138,6 +138,23 @@ APIS: Final = (
     ),
     Api(key=71, name="GetTelemetrySubscriptions", versions=range(1), module="get_telemetry_subscriptions"),
     Api(key=72, name="PushTelemetry", versions=range(1), module="push_telemetry"),
+    Api(key=17, name="SaslHandshake", versions=range(2), module="sasl_handshake"),
+    Api(key=36, name="SaslAuthenticate", versions=range(3), module="sasl_authenticate", has_secrets=True),
+    Api(
+        key=50,
+        name="DescribeUserScramCredentials",
+        versions=range(1),
+        module="describe_user_scram_credentials",
+        order=Order.READ,
+    ),
+    Api(
+        key=51,
+        name="AlterUserScramCredentials",
+        versions=range(1),
+        module="alter_user_scram_credentials",
+        has_secrets=True,
+        carried_out=True,
+    ),
     Api(key=API_VERSIONS_KEY, name="ApiVersions", versions=range(5), module="api_versions"),
 )
 
@@ -149,6 +166,9 @@ class NotServed:
 
 
 _SECURITY: Final = "there is no authentication or authorization yet"
+_TOKENS: Final = (
+    "there are no delegation tokens (KIP-48): jobs log in with SCRAM or with tokens of OAUTHBEARER"
+)
 _QUOTAS: Final = "there are no quotas: only the agent's memory slows clients down"
 _NO_CONTROLLER: Final = "spoken between Kafka's brokers and controllers; there are no controllers"
 _SHARE: Final = "share groups (KIP-932) are not available"
@@ -157,20 +177,16 @@ NOT_SERVED: Final[Mapping[int, NotServed]] = MappingProxyType(
     {
         key: NotServed(name=name, why=why)
         for key, name, why in (
-            (17, "SaslHandshake", _SECURITY),
             (29, "DescribeAcls", _SECURITY),
             (30, "CreateAcls", _SECURITY),
             (31, "DeleteAcls", _SECURITY),
             (34, "AlterReplicaLogDirs", "there is one log directory, the object store"),
-            (36, "SaslAuthenticate", _SECURITY),
-            (38, "CreateDelegationToken", _SECURITY),
-            (39, "RenewDelegationToken", _SECURITY),
-            (40, "ExpireDelegationToken", _SECURITY),
-            (41, "DescribeDelegationToken", _SECURITY),
+            (38, "CreateDelegationToken", _TOKENS),
+            (39, "RenewDelegationToken", _TOKENS),
+            (40, "ExpireDelegationToken", _TOKENS),
+            (41, "DescribeDelegationToken", _TOKENS),
             (48, "DescribeClientQuotas", _QUOTAS),
             (49, "AlterClientQuotas", _QUOTAS),
-            (50, "DescribeUserScramCredentials", _SECURITY),
-            (51, "AlterUserScramCredentials", _SECURITY),
             (52, "Vote", _NO_CONTROLLER),
             (53, "BeginQuorumEpoch", _NO_CONTROLLER),
             (54, "EndQuorumEpoch", _NO_CONTROLLER),

@@ -15,6 +15,7 @@ from agent.kafka.transport.response_memory import ResponseMemory
 from agent.metrics import Metrics
 from agent.read_path.reads import ReadPath
 from agent.read_path.time_lookup import TimeLookup
+from agent.security.authentication import Authentication
 from agent.shared_lookups import SharedLookups
 from agent.telemetry.telemetry import Telemetry
 from agent.topic_directory import TopicDirectory
@@ -39,6 +40,11 @@ class UsesClusterId(Protocol):
 class UsesMembership(Protocol):
     @property
     def membership(self) -> Membership: ...
+
+
+class UsesAuthentication(Protocol):
+    @property
+    def authentication(self) -> Authentication: ...
 
 
 class UsesTopics(Protocol):

@@ -43,7 +43,6 @@ class KafkaListener:
     security_protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
     client_auth: ClientAuth = ClientAuth.NONE
     """Of TLS listeners. With SASL, the name of a certificate does not count, as in Kafka."""
-    sasl_mechanisms: tuple[str, ...] = ()
     advertised_host: str | None = None
     """None: the bound one."""
     advertised_port: int | None = None

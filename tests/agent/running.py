@@ -24,6 +24,7 @@ from pydantic import SecretStr
 from agent.app import App
 from agent.groups.settings import GroupSettings
 from agent.security.listener_settings import ListenerSettings
+from agent.security.sasl.settings import SaslSettings
 from agent.settings import AgentSettings
 from cache_ring.settings import CacheRingSettings
 from sequencer.client import SequencerSettings
@@ -87,8 +88,11 @@ async def running(
     ring_settings: CacheRingSettings = RING,
     group_settings: GroupSettings = DEFAULTS.groups,
     listener_settings: ListenerSettings = DEFAULTS.listeners,
+    sasl_settings: SaslSettings = DEFAULTS.sasl,
     **settings: Any,
 ) -> AsyncIterator[Running]:
+    if sasl_settings.mechanisms and listener_settings is DEFAULTS.listeners:
+        listener_settings = ListenerSettings(security_protocol="SASL_PLAINTEXT")
     store_url = store_url or _the_store_of(database_url)
     given = {"kafka_port": 0, "http_port": 0, "linger_ms": 20, "drain_timeout_s": 10, **settings}
     app = App(
@@ -99,6 +103,7 @@ async def running(
             ring=ring_settings,
             groups=group_settings,
             listeners=listener_settings,
+            sasl=sasl_settings,
         )
     )
     stopping = asyncio.Event()

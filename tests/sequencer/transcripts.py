@@ -28,6 +28,7 @@ CONCERNS = (
     "committed_offsets",
     "coordinates",
     "cleanings",
+    "credentials",
     "erasures",
     "garbage",
     "groups",

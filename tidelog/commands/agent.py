@@ -7,6 +7,7 @@ import typer
 from agent.groups.settings import GroupSettings
 from agent.read_path.settings import ReadPathSettings
 from agent.security.listener_settings import ListenerSettings
+from agent.security.sasl.settings import SaslSettings
 from agent.settings import AgentSettings
 from cache_ring.settings import CacheRingSettings
 from compactor.settings import HousekeeperSettings
@@ -51,6 +52,7 @@ _GROUPS: Mapping[type[Settings], Mapping[str, str]] = {
         "group_streams_session_timeout_ms": "Streams groups",
         "group_queue_events": "Groups in memory",
     },
+    SaslSettings: {"sasl_mechanisms": "Users and passwords", "oauth_jwks": "Tokens of an identity provider"},
     HousekeeperSettings: {
         "retention_interval_s": "Retention and deletion",
         "ownership_ratchet_s": "Ownership and garbage",

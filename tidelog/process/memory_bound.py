@@ -8,6 +8,7 @@ interpreter, small objects.
 from collections.abc import Mapping
 from typing import Final
 
+from agent.kafka.transport.unauthenticated import small_frames_bytes
 from tidelog.process.settings_fit import AllSettings
 
 PROCESS_BYTES: Final = 200 << 20
@@ -29,6 +30,10 @@ PAGE_AHEAD_BYTES: Final = 1 << 10
 SUBSCRIPTION_BYTES: Final = 420
 TOPIC_BYTES: Final = 2 << 10
 SEQUENCE_GAP_BYTES: Final = 380
+CREDENTIAL_BYTES: Final = 2 << 10
+STRANGER_BYTES: Final = 480
+VERIFIED_PASSWORD_BYTES: Final = 800
+FAILING_HOST_BYTES: Final = 360
 DECODED_ROW_GROUP_BYTES: Final = 64 << 20
 """A row group of 8 MiB as Arrow columns, as records and as batches."""
 THREAD_BYTES: Final = 256 << 10
@@ -64,6 +69,7 @@ def _of_requests(settings: AllSettings) -> dict[str, int]:
     forwarded = agent.max_forwarded_connections if agent.one_address is not None else 0
     connections = agent.max_connections + forwarded
     return {
+        **(_of_logins(settings) if settings.sasl.mechanisms else {}),
         "request_memory_bytes": agent.request_memory_bytes,
         "max_connections and max_forwarded_connections": CONNECTION_BYTES * connections,
         "unreserved_frame_bytes of max_connections": agent.unreserved_frame_bytes * agent.max_connections,
@@ -93,6 +99,20 @@ def _of_tls(settings: AllSettings) -> dict[str, int]:
     if uses:
         bound["tls_handshakes"] = uses * (TLS_HANDSHAKE_BYTES * listeners.tls_handshakes + TLS_SESSIONS_BYTES)
     return bound
+
+
+def _of_logins(settings: AllSettings) -> dict[str, int]:
+    sasl = settings.sasl
+    return {
+        "frames of sasl_max_unauthenticated": 2 * small_frames_bytes(sasl),
+        "sasl_large_frames_bytes": max(sasl.sasl_large_frames_bytes, sasl.sasl_max_receive_bytes),
+        # A user, and a name that no user has.
+        "sasl_credentials_cached": (CREDENTIAL_BYTES + STRANGER_BYTES) * sasl.sasl_credentials_cached,
+        "sasl_verified_passwords": VERIFIED_PASSWORD_BYTES * sasl.sasl_verified_passwords,
+        "sasl_failing_hosts": FAILING_HOST_BYTES * sasl.sasl_failing_hosts,
+        "sasl_password_threads": THREAD_BYTES * sasl.sasl_password_threads,
+        "oauth_keys_bytes": 10 * sasl.oauth_keys_bytes,
+    }
 
 
 def _of_reads(settings: AllSettings) -> dict[str, int]:

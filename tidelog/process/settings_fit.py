@@ -13,6 +13,7 @@ from typing import Self
 from agent.groups.settings import GroupSettings
 from agent.read_path.settings import ReadPathSettings
 from agent.security.listener_settings import ListenerSettings
+from agent.security.sasl.settings import SaslSettings
 from agent.settings import AgentSettings, AppSettings
 from agent.write_path.backoff import LONGEST_PAUSE_S
 from cache_ring.settings import CacheRingSettings
@@ -42,6 +43,7 @@ class AllSettings(AppSettings):
             read_path=environment.read(ReadPathSettings),
             groups=environment.read(GroupSettings),
             listeners=environment.read(ListenerSettings),
+            sasl=environment.read(SaslSettings),
             housekeeper=environment.read(HousekeeperSettings),
             process=environment.read(ProcessSettings),
         )
@@ -60,6 +62,20 @@ def _faults(settings: AllSettings) -> Iterator[str]:
         yield (
             "TIDELOG_ONE_ADDRESS and several TIDELOG_LISTENERS exclude each other: behind one address there "
             "is no second one"
+        )
+    with_sasl = [
+        one.name for one in settings.listeners.kafka_listeners(agent) if one.security_protocol.has_sasl
+    ]
+    if with_sasl and not settings.sasl.mechanisms:
+        yield (
+            f"the listener {with_sasl[0]} asks clients to authenticate, and TIDELOG_SASL_MECHANISMS names "
+            "nothing: set it, for example to SCRAM-SHA-512"
+        )
+    if settings.sasl.mechanisms and not with_sasl:
+        yield (
+            "TIDELOG_SASL_MECHANISMS is set, and no listener asks clients to authenticate: set "
+            "TIDELOG_SECURITY_PROTOCOL to SASL_PLAINTEXT or SASL_SSL, or give a listener such a protocol in "
+            "TIDELOG_LISTENER_SECURITY_PROTOCOL_MAP"
         )
     if 2 * settings.read_path.coordinate_max_age_s >= housekeeper.garbage_grace_s:
         yield (

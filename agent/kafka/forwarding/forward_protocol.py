@@ -18,7 +18,7 @@ from storage.identifiers import NodeId
 PREFACE: Final = b"TIDELOG KAFKA 1\n"
 ACCEPTED: Final = b"\x06"
 HELLO_LENGTH_BYTES: Final = 2
-_HEAD: Final = struct.Struct(">iHH")
+_HEAD: Final = struct.Struct(">iHHH")
 _LONGEST_TEXT: Final = 255
 
 
@@ -29,29 +29,38 @@ class BadHello(ProtocolViolation):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
     """`client` is the address of the client whose requests follow, `host:port`. `node_id` is the agent that
-    the client came to, `zone` that agent's zone.
+    the client came to, `zone` that agent's zone. `user`: the principal's name, as that agent has
+    authenticated it.
     """
 
     node_id: NodeId
     zone: str
     client: str
+    user: str
 
 
 def encode_hello(hello: Hello) -> bytes:
     """Returns the hello with its length in front."""
     zone, client = (_cut(text) for text in (hello.zone, hello.client))
-    body = _HEAD.pack(hello.node_id, len(zone), len(client)) + zone + client
+    user = hello.user.encode()  # never cut: it would be another user
+    body = _HEAD.pack(hello.node_id, len(zone), len(client), len(user)) + zone + client + user
     return len(body).to_bytes(HELLO_LENGTH_BYTES, "big") + body
 
 
 def decode_hello(body: bytes) -> Hello:
     """Reads a hello without its length. Raises BadHello."""
     try:
-        node_id, zone_length, client_length = _HEAD.unpack_from(body)
-        zone, client = body[_HEAD.size : _HEAD.size + zone_length], body[_HEAD.size + zone_length :]
-        if len(zone) != zone_length or len(client) != client_length:
+        node_id, zone_length, client_length, user_length = _HEAD.unpack_from(body)
+        zone_end = _HEAD.size + zone_length
+        client_end = zone_end + client_length
+        if len(body) != client_end + user_length:
             raise BadHello("the lengths in a hello do not fit its own")
-        return Hello(node_id=NodeId(node_id), zone=zone.decode(), client=client.decode())
+        return Hello(
+            node_id=NodeId(node_id),
+            zone=body[_HEAD.size : zone_end].decode(),
+            client=body[zone_end:client_end].decode(),
+            user=body[client_end:].decode(),
+        )
     except (struct.error, UnicodeDecodeError) as error:
         raise BadHello(f"a hello that cannot be read: {error}") from error
 

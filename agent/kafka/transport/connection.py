@@ -11,6 +11,8 @@ Promises:
 - Bad input closes only this connection, with one log line.
 - If a client does not read its responses, its requests are not read.
 - When a client hangs up, its requests are cancelled, except those of APIs that are `carried_out`.
+- Where clients must authenticate (`ConnectionState.sasl`), nothing else is answered before they have. Until
+  then, one request is taken at a time, within the bounds of `unauthenticated.py`.
 
 An idle connection has no task and no buffer: the event loop's callbacks drive it. A large request is received
 straight into its own buffer, a small one into a buffer that all connections share.
@@ -31,13 +33,16 @@ from agent.kafka.forwarding.forward_protocol import Hello
 from agent.kafka.forwarding.forwarding import ConnectionForwards, Forwarding
 from agent.kafka.forwarding.split_requests import groups_of, is_coordinated
 from agent.kafka.routing.routing import zone_of_client
-from agent.kafka.transport.frames import BadFrame, FrameReader, NeedData
+from agent.kafka.transport.frames import SMALLEST_FRAME_BYTES, BadFrame, FrameReader, NeedData
 from agent.kafka.transport.memory import MemoryBudget, Reservation
 from agent.kafka.transport.request_order import Turn, Turns
+from agent.kafka.transport.unauthenticated import Unauthenticated
 from agent.kafka.transport.vectored import Chunk
 from agent.metrics import Metrics
 from agent.parts import Parts
 from agent.read_path.watch import Watch
+from agent.security.principal import Principal
+from agent.security.sasl.session import SaslSession
 from agent.settings import AgentSettings
 from sequencer.database.fair_queue import ASKED_BY, Asker
 
@@ -59,6 +64,7 @@ class Shared:
     parts: Parts
     dispatch: Dispatch
     memory: MemoryBudget
+    unauthenticated: Unauthenticated
     metrics: Metrics
     forwarding: Forwarding | None = None
     """Set in one-address mode."""
@@ -111,6 +117,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         if forwarded is not None:
             self.state.peer, self.state.zone = forwarded.client, forwarded.zone
             self.state.forwarded_by = forwarded.node_id
+            self.state.principal = Principal(forwarded.user)
         elif shared.forwarding is not None:
             self._forwards = shared.forwarding.of_connection(self.state)
         self._transport: asyncio.Transport | None = None
@@ -136,7 +143,10 @@ class KafkaConnection(asyncio.BufferedProtocol):
         bytes.
         """
         self._lost = self._has_ended = False
-        self._last_received_s = self._last_active_s = self._last_writable_s = self._loop.time()
+        self._login: SaslSession | None = None
+        """Set until the client has authenticated. Only for a listener that asks for it."""
+        self._made_s = self._loop.time()
+        self._last_received_s = self._last_active_s = self._last_writable_s = self._made_s
 
     # --- the event loop's callbacks
 
@@ -146,7 +156,11 @@ class KafkaConnection(asyncio.BufferedProtocol):
         peer = self._transport.get_extra_info("peername")
         if self.state.forwarded_by is None:
             self.state.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
+        self.state.sasl = self._login = self._shared.parts.authentication.session_of(self.state)
         self._on_open(self)
+        if self._login is not None and not self._closing:
+            self._shared.unauthenticated.enter(self, self.state.host)
+            self._bound_frames(self._login)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         del sizehint
@@ -173,6 +187,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self.state.is_gone = True
         del exc  # a reset ends the connection as well
         self._lost = self._closing = True
+        self._shared.unauthenticated.leave(self, self.state.host)
         if self._admission is not None:
             self._admission.cancel()
         for entry in self._in_flight:
@@ -223,6 +238,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
             return "send_timeout"
         if self._ended_s is not None and now_s - self._ended_s > settings.send_timeout_s:
             return "send_timeout"
+        if self._login is not None and now_s - self._made_s > self._login_timeout_s():
+            return "authentication_timeout"
         if self._starved is not None or self._closing:
             return None
         if self._frames.in_frame and now_s - self._last_received_s > self._patience_s():
@@ -233,12 +250,15 @@ class KafkaConnection(asyncio.BufferedProtocol):
             return "idle"
         return None
 
+    def _login_timeout_s(self) -> float:
+        return self._shared.parts.authentication.settings.sasl_timeout_s
+
     def _patience_s(self) -> float:
         """Returns how long a partial frame may make no progress: not long while other requests wait for its
         memory.
         """
         settings = self._shared.settings
-        if self._reserved is not None and self._shared.memory.waiters:
+        if self._reserved is not None and self._memory_of(self._reserved.size_bytes).waiters:
             return min(settings.receive_timeout_s, settings.receive_timeout_when_full_s)
         return settings.receive_timeout_s
 
@@ -256,6 +276,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._stop_reading()  # requests before the bad one still get their responses
 
     def _start_one(self) -> bool:
+        if self._login is not None and self._in_flight:
+            return False  # what this request says depends on the answer to the last one
         size_bytes = self._frames.next_frame_bytes()
         if size_bytes is None:
             return False
@@ -264,7 +286,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
                 return False  # a frame that is announced and not sent takes no memory from others
             takes_bytes = max(size_bytes, min(_LEAST_REQUEST_BYTES, self._shared.memory.limit_bytes))
             if self._has_room(takes_bytes):
-                self._reserved = self._shared.memory.try_reserve(takes_bytes)
+                self._reserved = self._memory_of(takes_bytes).try_reserve(takes_bytes)
             if self._reserved is None:
                 self._starve(takes_bytes)
                 return False
@@ -274,7 +296,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
             return False
         reservation, self._reserved = self._reserved, None
         try:
-            request = self._shared.dispatch.decode(frame)
+            request = self._decode(frame)
             groups = groups_of(request.api.key, request.payload)
         except BaseException:
             reservation.release()  # no other owner exists yet
@@ -282,6 +304,20 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self.state.note_request(request.client_id, groups)
         self._take(request, reservation, frame)
         return True
+
+    def _decode(self, frame: bytes | memoryview) -> Request:
+        if self._login is not None:
+            if self._login.takes_raw_frames:
+                return self._shared.dispatch.decode_raw(frame)
+            # Before the frame is decoded, which costs more than reading its first bytes.
+            refusal = self._login.refusal(int.from_bytes(frame[:2], "big", signed=True), self._loop.time())
+            if refusal is not None:
+                raise BadRequest(refusal)
+        return self._shared.dispatch.decode(frame)
+
+    def _memory_of(self, size_bytes: int) -> MemoryBudget:
+        shared = self._shared
+        return shared.memory if self._login is None else shared.unauthenticated.memory_of(size_bytes)
 
     def _has_room(self, size_bytes: int) -> bool:
         settings = self._shared.settings
@@ -298,6 +334,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._in_flight.append(entry)
         self._in_flight_bytes += reservation.size_bytes
         now_s = self._loop.time()
+        if self._login is not None and self._transport is not None:
+            self._transport.pause_reading()  # until `_took_step`
         if self._waiting or not self._may_start(request.api):
             self._waiting.append(_Waiting(entry=entry, received_at_s=now_s, frame=frame))
         else:
@@ -339,7 +377,10 @@ class KafkaConnection(asyncio.BufferedProtocol):
             turn=entry.turn,
             watch=entry.watch,
         )
-        if not shared.dispatch.begin(request, context, entry.response):
+        refusal = None if self.state.sasl is None else self.state.sasl.refusal(api.key, self._loop.time())
+        if refusal is not None:
+            entry.response.set_exception(CloseConnection(refusal))
+        elif not shared.dispatch.begin(request, context, entry.response):
             entry.response = self._loop.create_task(
                 self._handle(request, context, self._to_forward(request, frame))
             )
@@ -386,7 +427,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._admission.add_done_callback(self._admitted)
 
     async def _reserve(self, size_bytes: int) -> None:
-        self._reserved = await self._shared.memory.reserve(size_bytes)
+        self._reserved = await self._memory_of(size_bytes).reserve(size_bytes)
 
     def _admitted(self, _: asyncio.Task[None]) -> None:
         self._admission = None
@@ -396,7 +437,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._starved = None
         self._last_received_s = self._loop.time()
         self._start_requests()
-        if self._starved is None and not self._closing and self._transport is not None:
+        is_at_login = self._login is not None and bool(self._in_flight)
+        if self._starved is None and not self._closing and not is_at_login and self._transport is not None:
             self._transport.resume_reading()
 
     # --- answering
@@ -452,6 +494,31 @@ class KafkaConnection(asyncio.BufferedProtocol):
         entry.reservation.release()
         self._last_active_s = self._loop.time()
         self._admit()
+        if self.state.sasl is not None:
+            self._took_step(self.state.sasl)
+
+    # --- authenticating
+
+    def _took_step(self, session: SaslSession) -> None:
+        """A request was answered on a connection whose client must authenticate."""
+        if session.is_failed:
+            self._stop_reading()
+        elif self._login is not None and not self._closing:
+            if session.is_authenticated:
+                self._login = None
+                self._shared.unauthenticated.leave(self, self.state.host)
+            self._bound_frames(session)
+            if self._transport is not None:
+                self._transport.resume_reading()
+            self._loop.call_soon(self._start_requests)
+
+    def _bound_frames(self, session: SaslSession) -> None:
+        shared = self._shared
+        if session.is_authenticated:
+            self._frames.limit(shared.settings.max_request_bytes)
+        else:
+            least = 1 if session.takes_raw_frames else SMALLEST_FRAME_BYTES
+            self._frames.limit(shared.parts.authentication.settings.sasl_max_receive_bytes, least)
 
     # --- ending
 

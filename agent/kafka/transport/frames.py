@@ -60,6 +60,11 @@ class FrameReader:
         self._frame: memoryview | None = None
         """The buffer of the partial frame, once it is allotted. `_held_bytes` of it are filled."""
 
+    def limit(self, max_frame_bytes: int, min_frame_bytes: int = SMALLEST_FRAME_BYTES) -> None:
+        """Changes the bounds of the frames whose length is not known yet."""
+        self._max_frame_bytes = max_frame_bytes
+        self._min_frame_bytes = min_frame_bytes
+
     @property
     def held_bytes(self) -> int:
         """The received bytes that belong to no frame handed out."""
@@ -124,7 +129,7 @@ class FrameReader:
             raise BadFrame(f"frame length {length} is less than a header takes")
         if length > self._max_frame_bytes:
             raise BadFrame(
-                f"frame length {length} exceeds max_request_bytes {self._max_frame_bytes}{_guess(length)}"
+                f"frame length {length} exceeds the largest allowed, {self._max_frame_bytes}{_guess(length)}"
             )
         return length
 

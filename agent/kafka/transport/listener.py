@@ -2,7 +2,7 @@
 
 Promises:
 - There are at most `max_connections` of clients, and `max_forwarded_connections` that other agents open for
-  theirs.
+  theirs. Where clients must authenticate, a new one takes the place of one that has not.
 - No request outlives `run`.
 - A client of a TLS listener counts as a connection once its handshake is over. Before that, the acceptor
   bounds it (`agent/security/tls_acceptor.py`). If it showed a certificate, its principal is set before its
@@ -13,7 +13,7 @@ Promises:
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -29,6 +29,7 @@ from agent.security.tls_contexts import KeptContext
 from agent.security.tls_failure import HandshakeFailed
 from agent.security.tls_transport import TlsTransport
 from agent.security.x509 import BadCertificate, subject_of
+from sequencer.security.credentials import CredentialKey
 
 log = logging.getLogger("tidelog")
 
@@ -127,6 +128,13 @@ class Listener:
     def resume(self) -> None:
         self._accepting = True
 
+    def end_sessions(self, deleted: Set[CredentialKey]) -> None:
+        """Hangs up on the clients that proved themselves with credentials that were deleted."""
+        for connection in list(self._connections):
+            session = connection.state.sasl
+            if session is not None and session.credential in deleted:
+                connection.close("credential_deleted")
+
     async def take_forwarded(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serves a connection that another agent opened for one of its clients. Returns when it has ended or
         was refused. Raises BadHello and what the streams raise.
@@ -181,7 +189,10 @@ class Listener:
         of_clients = len(self._connections) - self._forwarded
         if connection.state.forwarded_by is not None:
             self._forwarded += 1
-        elif not self._accepting or of_clients >= self._shared.settings.max_connections:
+        elif not self._accepting or (
+            of_clients >= self._shared.settings.max_connections
+            and not self._shared.unauthenticated.displace()
+        ):
             connection.close("too_many_connections" if self._accepting else "not_serving")
         self._connections[connection] = asyncio.get_running_loop().create_future()
         self._count()

@@ -55,4 +55,6 @@ WHERE partition = 0 AND get_byte(uuid_send(topic_id), 0) < 2;
 INSERT INTO aborted_transactions (topic_id, partition, last_offset, first_offset, producer_id, stable_offset)
 SELECT topic_id, partition, 10 * n + 9, 10 * n, 1, 10 * n + 10
 FROM partitions, generate_series(0, 2) AS n ORDER BY 1, 2, 3;
+INSERT INTO user_credentials (user_name, mechanism, change, salt, iterations, stored_key, server_key)
+SELECT 'user ' || n, 'SCRAM-SHA-256', n, 's', 4096, 'k', 'k' FROM generate_series(1, 2000) AS n;
 VACUUM ANALYZE;

@@ -20,7 +20,7 @@ from storage.identifiers import NodeId
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 
 
-@given(st.builds(Hello, node_id=st.integers(-1, 2**31 - 1).map(NodeId), zone=TEXT, client=TEXT))
+@given(st.builds(Hello, node_id=st.integers(-1, 2**31 - 1).map(NodeId), zone=TEXT, client=TEXT, user=TEXT))
 def test_a_hello_survives_encoding(hello: Hello) -> None:
     encoded = encode_hello(hello)
 
@@ -29,7 +29,7 @@ def test_a_hello_survives_encoding(hello: Hello) -> None:
 
 
 def test_a_text_too_long_is_cut_between_characters() -> None:
-    hello = Hello(node_id=NodeId(1), zone="a", client="ä" * 500)
+    hello = Hello(node_id=NodeId(1), zone="a", client="ä" * 500, user="u" * 255)
 
     assert decode_hello(encode_hello(hello)[HELLO_LENGTH_BYTES:]).client == "ä" * 127
 
@@ -41,7 +41,7 @@ def test_any_bytes_are_a_hello_or_refused(body: bytes) -> None:
 
 
 def test_a_hello_longer_than_it_says_is_refused() -> None:
-    body = encode_hello(Hello(node_id=NodeId(1), zone="a", client="x:1"))[HELLO_LENGTH_BYTES:]
+    body = encode_hello(Hello(node_id=NodeId(1), zone="a", client="x:1", user="ann"))[HELLO_LENGTH_BYTES:]
 
     with pytest.raises(BadHello):
         decode_hello(body + b"!")

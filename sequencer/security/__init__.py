@@ -1,0 +1,1 @@
+"""Who may come in: users and what proves that it is they."""
