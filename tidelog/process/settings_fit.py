@@ -58,14 +58,13 @@ def check_settings_fit(settings: AllSettings) -> None:
 
 def _faults(settings: AllSettings) -> Iterator[str]:
     agent, housekeeper = settings.agent, settings.housekeeper
-    if agent.one_address is not None and len(settings.listeners.kafka_listeners(agent)) > 1:
+    listeners = settings.listeners.kafka_listeners(agent)
+    if agent.one_address is not None and len(listeners) > 1:
         yield (
             "TIDELOG_ONE_ADDRESS and several TIDELOG_LISTENERS exclude each other: behind one address there "
             "is no second one"
         )
-    with_sasl = [
-        one.name for one in settings.listeners.kafka_listeners(agent) if one.security_protocol.has_sasl
-    ]
+    with_sasl = [one.name for one in listeners if one.security_protocol.has_sasl]
     if with_sasl and not settings.sasl.mechanisms:
         yield (
             f"the listener {with_sasl[0]} asks clients to authenticate, and TIDELOG_SASL_MECHANISMS names "
