@@ -28,6 +28,7 @@ from sequencer.housekeeping.observations import Observations
 from sequencer.housekeeping.retention import Retention
 from sequencer.journal.journal import Journal
 from sequencer.journal.recovery import GoneRanges
+from sequencer.security.acls import AclChanges, Acls
 from sequencer.settings import SequencerSettings
 from sequencer.topics.topics import Administration, Topics
 
@@ -49,7 +50,9 @@ class Sequencer:
         self.groups = Groups(database)
         self.group_configs = GroupConfigs(database)
         self.committed_offsets = CommittedOffsets(database)
+        self.acls = Acls(database)
         leases = database.on(Lane.LEASES)
+        self.acl_changes = AclChanges(leases)
         self.agents = Agents(leases)
         self.reservations = Reservations(leases)
         self.commits = Commits(leases)

@@ -151,7 +151,7 @@ _CLUSTERS, _CHECKS, _SOME = 12, 900, 200
 
 
 def test_decisions_equal_those_of_kafkas_authorizer(java: Java) -> None:
-    """12 clusters with up to 120 overlapping ACLs, a quarter of them removed again; 12,000 decisions per seed."""
+    """12 clusters with up to 120 overlapping ACLs, a quarter of them removed again; 12,000 decisions."""
     program = authorizer_program(java)
     for seed in seeds(2):
         chosen = random.Random(seed)
