@@ -11,6 +11,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from agent.groups.settings import GroupSettings
 from agent.read_path.settings import ReadPathSettings
+from agent.security.authorization_settings import AuthorizationSettings
 from agent.security.sasl.settings import SaslSettings
 from cache_ring.settings import CacheRingSettings
 from sequencer.settings import SequencerSettings
@@ -364,3 +365,4 @@ class AppSettings:
     groups: GroupSettings
     listeners: "ListenerSettings"
     sasl: SaslSettings
+    authorization: AuthorizationSettings

@@ -28,6 +28,7 @@ from sequencer.housekeeping.observations import Observations
 from sequencer.housekeeping.retention import Retention
 from sequencer.journal.journal import Journal
 from sequencer.journal.recovery import GoneRanges
+from sequencer.security.acls import AclChanges, Acls
 from sequencer.security.credentials import UserCredentials
 from sequencer.settings import SequencerSettings
 from sequencer.topics.topics import Administration, Topics
@@ -51,7 +52,9 @@ class Sequencer:
         self.group_configs = GroupConfigs(database)
         self.committed_offsets = CommittedOffsets(database)
         self.user_credentials = UserCredentials(database)
+        self.acls = Acls(database)
         leases = database.on(Lane.LEASES)
+        self.acl_changes = AclChanges(leases)
         self.agents = Agents(leases)
         self.reservations = Reservations(leases)
         self.commits = Commits(leases)

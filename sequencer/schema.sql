@@ -540,6 +540,33 @@ CREATE TABLE user_credentials (
     CHECK (num_nulls(salt, iterations, stored_key, server_key) IN (0, 4))
 );
 CREATE INDEX user_credentials_by_change ON user_credentials (change, user_name, mechanism);
+-- --- security: who may do what
+
+-- How often access control lists changed. Its row is locked by each change, before rows of acls.
+CREATE TABLE acl_changes (
+    only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    version bigint NOT NULL DEFAULT 0,             -- of the last change
+    forgotten bigint NOT NULL DEFAULT 0,           -- rows of ACLs that were removed up to here may be gone
+    acls integer NOT NULL DEFAULT 0                -- how many there are now
+) WITH (fillfactor = 50);
+
+-- Access control lists. The numbers are those of Kafka's protocol. Agents read what changed since a version.
+-- A removed ACL keeps its row for a thousand changes: agents and the commit journal see rows that change,
+-- not rows that go.
+CREATE TABLE acls (
+    acl_key bytea PRIMARY KEY,                     -- a hash of all that identifies it (security/acl.py)
+    resource_type smallint NOT NULL,
+    pattern_type smallint NOT NULL,
+    name text NOT NULL,
+    principal text NOT NULL,
+    host text NOT NULL,
+    operation smallint NOT NULL,
+    permission smallint NOT NULL,
+    version bigint NOT NULL,                       -- of its last change
+    is_removed boolean NOT NULL DEFAULT false
+);
+CREATE INDEX acls_by_version ON acls (version, acl_key);
+CREATE INDEX acls_removed ON acls (version) WHERE is_removed;
 
 -- --- history: the Parquet form of a topic, an Iceberg table whose pointer is here
 

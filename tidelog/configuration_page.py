@@ -14,6 +14,7 @@ from pydantic_core import PydanticUndefined
 
 from agent.groups.settings import GroupSettings
 from agent.read_path.settings import ReadPathSettings
+from agent.security.authorization_settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.settings import AgentSettings
 from cache_ring.settings import CacheRingSettings
@@ -38,6 +39,7 @@ PARTS: Final[tuple[tuple[str, type[Settings]], ...]] = (
     ("Listeners and TLS", ListenerSettings),
     ("Reads", ReadPathSettings),
     ("Consumer groups", GroupSettings),
+    ("Authorization", AuthorizationSettings),
     ("Agents among themselves", CacheRingSettings),
     ("The object store", StoreSettings),
     ("Postgres", SequencerSettings),

@@ -80,6 +80,9 @@ APIS: Final = (
         module="list_config_resources",
         order=Order.READ,
     ),
+    Api(key=29, name="DescribeAcls", versions=range(1, 4), module="describe_acls", order=Order.READ),
+    Api(key=30, name="CreateAcls", versions=range(1, 4), module="create_acls", carried_out=True),
+    Api(key=31, name="DeleteAcls", versions=range(1, 4), module="delete_acls", carried_out=True),
     Api(key=37, name="CreatePartitions", versions=range(4), module="create_partitions"),
     Api(key=44, name="IncrementalAlterConfigs", versions=range(2), module="incremental_alter_configs"),
     Api(key=60, name="DescribeCluster", versions=range(3), module="describe_cluster", order=Order.READ),
@@ -165,7 +168,6 @@ class NotServed:
     why: str
 
 
-_SECURITY: Final = "there is no authentication or authorization yet"
 _TOKENS: Final = (
     "there are no delegation tokens (KIP-48): jobs log in with SCRAM or with tokens of OAUTHBEARER"
 )
@@ -177,9 +179,6 @@ NOT_SERVED: Final[Mapping[int, NotServed]] = MappingProxyType(
     {
         key: NotServed(name=name, why=why)
         for key, name, why in (
-            (29, "DescribeAcls", _SECURITY),
-            (30, "CreateAcls", _SECURITY),
-            (31, "DeleteAcls", _SECURITY),
             (34, "AlterReplicaLogDirs", "there is one log directory, the object store"),
             (38, "CreateDelegationToken", _TOKENS),
             (39, "RenewDelegationToken", _TOKENS),

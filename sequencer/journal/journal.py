@@ -46,6 +46,7 @@ FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
     "partitions": ("partitions",),
     "producers": ("producer_ids", "producer_state"),
     "groups": ("groups", "group_members", "group_configs", "committed_offsets"),
+    "acls": ("acl_changes", "acls"),
     "history": (
         "history_tables",
         "history_partitions",
@@ -70,6 +71,8 @@ CHECKPOINT_TABLES: Final = (
     "group_members",
     "group_configs",
     "committed_offsets",
+    "acl_changes",
+    "acls",
     "history_tables",
     "history_partitions",
     "history_raw_ranges",

@@ -543,6 +543,33 @@ CREATE TABLE user_credentials (
     CHECK (num_nulls(salt, iterations, stored_key, server_key) IN (0, 4))
 );
 CREATE INDEX user_credentials_by_change ON user_credentials (change, user_name, mechanism);
+-- --- security: who may do what
+
+-- How often access control lists changed. Its row is locked by each change, before rows of acls.
+CREATE TABLE acl_changes (
+    only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    version bigint NOT NULL DEFAULT 0,             -- of the last change
+    forgotten bigint NOT NULL DEFAULT 0,           -- rows of ACLs that were removed up to here may be gone
+    acls integer NOT NULL DEFAULT 0                -- how many there are now
+) WITH (fillfactor = 50);
+
+-- Access control lists. The numbers are those of Kafka's protocol. Agents read what changed since a version.
+-- A removed ACL keeps its row for a thousand changes: agents and the commit journal see rows that change,
+-- not rows that go.
+CREATE TABLE acls (
+    acl_key bytea PRIMARY KEY,                     -- a hash of all that identifies it (security/acl.py)
+    resource_type smallint NOT NULL,
+    pattern_type smallint NOT NULL,
+    name text NOT NULL,
+    principal text NOT NULL,
+    host text NOT NULL,
+    operation smallint NOT NULL,
+    permission smallint NOT NULL,
+    version bigint NOT NULL,                       -- of its last change
+    is_removed boolean NOT NULL DEFAULT false
+);
+CREATE INDEX acls_by_version ON acls (version, acl_key);
+CREATE INDEX acls_removed ON acls (version) WHERE is_removed;
 
 -- --- history: the Parquet form of a topic, an Iceberg table whose pointer is here
 
@@ -682,6 +709,43 @@ CREATE TABLE journal (
     -- states.
     recovering_producers_since timestamptz
 ) WITH (fillfactor = 25);
+
+-- add_acls adds those ACLs that are not there, under one version. It returns false, and adds none, if there
+-- would be more than `most`.
+--
+-- | parameter | one entry per | meaning |
+-- |---|---|---|
+-- | keys, types, patterns, names, principals, hosts, operations, permissions | ACL | its columns, each once |
+-- | most | | how many ACLs the cluster may have |
+CREATE FUNCTION add_acls(
+    keys bytea[], types integer[], patterns integer[], names text[], principals text[], hosts text[],
+    operations integer[], permissions integer[], most integer)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $function$
+DECLARE
+    present integer;
+    missing integer;
+    number bigint;
+BEGIN
+    SELECT c.acls INTO present FROM acl_changes AS c FOR NO KEY UPDATE;
+    SELECT count(*) INTO missing FROM unnest(keys) AS given (acl_key)
+    WHERE NOT EXISTS (SELECT FROM acls AS a WHERE a.acl_key = given.acl_key AND NOT a.is_removed);
+    IF missing = 0 THEN
+        RETURN true;
+    ELSIF present + missing > most THEN
+        RETURN false;
+    END IF;
+    UPDATE acl_changes AS c SET version = c.version + 1, acls = present + missing
+    RETURNING c.version INTO number;
+    INSERT INTO acls AS a (acl_key, resource_type, pattern_type, name, principal, host, operation, permission,
+        version)
+    SELECT given.*, number
+    FROM unnest(keys, types, patterns, names, principals, hosts, operations, permissions) AS given
+    ON CONFLICT (acl_key) DO UPDATE SET version = excluded.version, is_removed = false WHERE a.is_removed;
+    RETURN true;
+END
+$function$;
 
 -- add_time_partition makes the next partitions of `tombstones` or `outcomes`, until they reach over the
 -- next interval. It makes a table first and attaches it then, because that stops neither readers nor
@@ -1881,6 +1945,34 @@ BEGIN
 END
 $function$;
 
+-- matching_acls finds, for each of some filters, the ACLs that it selects. A null selects anything.
+--
+-- | parameter | one entry per | meaning |
+-- |---|---|---|
+-- | types, patterns, names, principals, hosts, operations, permissions | filter | what an ACL must be equal to |
+-- | match | filter | true: names has a resource, and every pattern that applies to it is selected |
+CREATE FUNCTION matching_acls(
+    types integer[], patterns integer[], match boolean[], names text[], principals text[], hosts text[],
+    operations integer[], permissions integer[])
+RETURNS TABLE (filter_number bigint, found acls)
+LANGUAGE sql STABLE
+AS $function$
+    SELECT f.number, a
+    FROM unnest(types, patterns, match, names, principals, hosts, operations, permissions)
+        WITH ORDINALITY AS f (resource_type, pattern_type, is_match, name, principal, host, operation,
+            permission, number)
+    JOIN acls AS a ON NOT a.is_removed
+        AND (f.resource_type IS NULL OR a.resource_type = f.resource_type)
+        AND (f.pattern_type IS NULL OR a.pattern_type = f.pattern_type)
+        AND (f.name IS NULL OR a.name = f.name
+            OR f.is_match AND (a.pattern_type = 3 AND a.name = '*'
+                OR a.pattern_type = 4 AND starts_with(f.name, a.name)))
+        AND (f.principal IS NULL OR a.principal = f.principal)
+        AND (f.host IS NULL OR a.host = f.host)
+        AND (f.operation IS NULL OR a.operation = f.operation)
+        AND (f.permission IS NULL OR a.permission = f.permission)
+$function$;
+
 -- new_producer_id draws a producer id that was never given out. It says when it was given out, for
 -- commit_segments. Ids run ahead of the clock, so that none is given out twice.
 CREATE FUNCTION new_producer_id() RETURNS bigint
@@ -2036,6 +2128,45 @@ BEGIN
             AND r.partition = partition_numbers[swap_parts[made.swap]]
             AND r.base_offset = made.base_offset AND r.segment_id = output
                 AND r.position = made.position OFFSET 0) AS stored;
+END
+$function$;
+
+-- remove_acls removes the ACLs that some filters select, under one version, and returns them per filter. An
+-- ACL that several filters select is returned for each. It removes none, and returns one row without an ACL,
+-- if it would return more than `most` rows.
+--
+-- The parameters are those of matching_acls. The row of acl_changes is locked first, so no ACL is added or
+-- removed meanwhile.
+CREATE FUNCTION remove_acls(
+    types integer[], patterns integer[], match boolean[], names text[], principals text[], hosts text[],
+    operations integer[], permissions integer[], most integer)
+RETURNS TABLE (filter_number bigint, found acls)
+LANGUAGE plpgsql VOLATILE
+AS $function$
+DECLARE
+    numbers bigint[];
+    selected acls[];
+    gone integer;
+    number bigint;
+BEGIN
+    PERFORM FROM acl_changes FOR NO KEY UPDATE;
+    SELECT array_agg(m.filter_number), array_agg(m.found) INTO numbers, selected
+    FROM (SELECT * FROM matching_acls(types, patterns, match, names, principals, hosts, operations, permissions)
+          LIMIT most + 1) AS m;
+    IF numbers IS NULL THEN
+        RETURN;
+    ELSIF cardinality(numbers) > most THEN
+        RETURN QUERY SELECT NULL::bigint, NULL::acls;
+        RETURN;
+    END IF;
+    UPDATE acl_changes AS c SET version = c.version + 1, forgotten = greatest(c.forgotten, c.version - 999)
+    RETURNING c.version INTO number;
+    UPDATE acls AS a SET version = number, is_removed = true
+    WHERE a.acl_key IN (SELECT (one).acl_key FROM unnest(selected) AS one);
+    GET DIAGNOSTICS gone = ROW_COUNT;
+    UPDATE acl_changes AS c SET acls = c.acls - gone;
+    DELETE FROM acls AS a WHERE a.is_removed AND a.version <= number - 1000;
+    RETURN QUERY SELECT unnest(numbers), unnest(selected);
 END
 $function$;
 
@@ -2441,6 +2572,7 @@ VALUES (ARRAY[uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())]);
 INSERT INTO security (decoy_key) VALUES (uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()));
 INSERT INTO agents_shown DEFAULT VALUES;
 INSERT INTO topic_changes DEFAULT VALUES;
+INSERT INTO acl_changes DEFAULT VALUES;
 INSERT INTO producer_ids DEFAULT VALUES;
 INSERT INTO journal DEFAULT VALUES;
 INSERT INTO erasures DEFAULT VALUES;

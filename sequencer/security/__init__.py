@@ -1,1 +1,1 @@
-"""Who may come in: users and what proves that it is they."""
+"""What Postgres stores of users, and of what they may do."""

@@ -23,6 +23,7 @@ from pydantic import SecretStr
 
 from agent.app import App
 from agent.groups.settings import GroupSettings
+from agent.security.authorization_settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
 from agent.settings import AgentSettings
@@ -89,6 +90,7 @@ async def running(
     group_settings: GroupSettings = DEFAULTS.groups,
     listener_settings: ListenerSettings = DEFAULTS.listeners,
     sasl_settings: SaslSettings = DEFAULTS.sasl,
+    authorization: AuthorizationSettings = DEFAULTS.authorization,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     if sasl_settings.mechanisms and listener_settings is DEFAULTS.listeners:
@@ -104,6 +106,7 @@ async def running(
             groups=group_settings,
             listeners=listener_settings,
             sasl=sasl_settings,
+            authorization=authorization,
         )
     )
     stopping = asyncio.Event()

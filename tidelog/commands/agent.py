@@ -6,6 +6,7 @@ import typer
 
 from agent.groups.settings import GroupSettings
 from agent.read_path.settings import ReadPathSettings
+from agent.security.authorization_settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
 from agent.settings import AgentSettings
@@ -53,6 +54,7 @@ _GROUPS: Mapping[type[Settings], Mapping[str, str]] = {
         "group_queue_events": "Groups in memory",
     },
     SaslSettings: {"sasl_mechanisms": "Users and passwords", "oauth_jwks": "Tokens of an identity provider"},
+    AuthorizationSettings: {"authorizer": "Authorization"},
     HousekeeperSettings: {
         "retention_interval_s": "Retention and deletion",
         "ownership_ratchet_s": "Ownership and garbage",

@@ -12,6 +12,7 @@ from typing import Self
 
 from agent.groups.settings import GroupSettings
 from agent.read_path.settings import ReadPathSettings
+from agent.security.authorization_settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
 from agent.settings import AgentSettings, AppSettings
@@ -44,6 +45,7 @@ class AllSettings(AppSettings):
             groups=environment.read(GroupSettings),
             listeners=environment.read(ListenerSettings),
             sasl=environment.read(SaslSettings),
+            authorization=environment.read(AuthorizationSettings),
             housekeeper=environment.read(HousekeeperSettings),
             process=environment.read(ProcessSettings),
         )

@@ -368,7 +368,7 @@ class ConnectionForwards:
                     node_id=self._node_id(),
                     zone=forwarding.settings.zone,
                     client=self._state.peer,
-                    user=self._state.principal.name,
+                    principal=self._state.principal,
                 ),
                 frame,
                 takes_long=takes_long,

@@ -1,1 +1,1 @@
-"""Tests of agent/security."""
+"""Tests of `agent/security/`."""

@@ -57,4 +57,7 @@ SELECT topic_id, partition, 10 * n + 9, 10 * n, 1, 10 * n + 10
 FROM partitions, generate_series(0, 2) AS n ORDER BY 1, 2, 3;
 INSERT INTO user_credentials (user_name, mechanism, change, salt, iterations, stored_key, server_key)
 SELECT 'user ' || n, 'SCRAM-SHA-256', n, 's', 4096, 'k', 'k' FROM generate_series(1, 2000) AS n;
+INSERT INTO acls (acl_key, resource_type, pattern_type, name, principal, host, operation, permission, version)
+SELECT sha256(n::text::bytea), 2, 3, 'topic ' || n, 'User:' || n % 50, '*', 3, 3, n
+FROM generate_series(1, 5000) AS n;
 VACUUM ANALYZE;

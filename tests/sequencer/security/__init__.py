@@ -1,1 +1,1 @@
-"""Users in Postgres."""
+"""Tests of `sequencer/security/`."""

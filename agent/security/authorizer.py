@@ -1,0 +1,138 @@
+"""Decides what a client may do.
+
+Promises:
+- A super user may do everything, whatever the ACLs say.
+- Until the first snapshot of the ACLs was read, all others may do nothing.
+- If there is no authorizer, or for a super user, a check costs one attribute: `Rights.is_unrestricted`.
+- A decision always reads the newest snapshot. What is remembered of an older one is dropped.
+
+Pure, except for the log of refusals. agent/security/known_acls.py brings the snapshots. No word of Kafka's
+protocol is here, so that other interfaces can ask, too.
+"""
+
+from collections.abc import Callable
+from ipaddress import IPv6Address, ip_address
+from weakref import WeakValueDictionary
+
+from agent.security.acl_index import EVERY_OPERATION, NO_OPERATION, AclIndex
+from agent.security.authorization_settings import AuthorizationSettings, principals_of
+from agent.security.denials import Denials
+from agent.security.principal import Principal
+from sequencer.security.acl import ANY_HOST, CLUSTER_NAME, Operation, ResourceType
+
+
+def spellings(host: str) -> tuple[str, ...]:
+    """Returns how ACLs may write this IP address. Java, and so Kafka's users, write IPv6 without `::`."""
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return (host,)
+    if not isinstance(address, IPv6Address):
+        return (host,)
+    if address.ipv4_mapped is not None:
+        return (str(address.ipv4_mapped),)
+    groups = address.exploded.split(":")
+    return (str(address), ":".join(f"{int(group, 16):x}" for group in groups))
+
+
+class Rights:
+    """What one principal may do from one host. Connections of the same client share it."""
+
+    __slots__ = (
+        "__weakref__",
+        "_authorizer",
+        "_hosts",
+        "_index",
+        "_most_known",
+        "_name",
+        "_open_if_no_acl",
+        "_operations",
+        "_some",
+        "host",
+        "is_unrestricted",
+        "principal",
+    )
+
+    def __init__(self, authorizer: "Authorizer", principal: Principal, host: str) -> None:
+        self.principal = principal
+        self.host = host
+        self.is_unrestricted = authorizer.is_unrestricted(principal)
+        """True: every check is passed."""
+        self._authorizer = authorizer
+        self._name = str(principal)
+        self._hosts = (*spellings(host), ANY_HOST)
+        self._open_if_no_acl = authorizer.settings.allow_everyone_if_no_acl_found
+        self._most_known = authorizer.settings.acl_decisions_per_client
+        self._index: AclIndex | None = None
+        self._operations: dict[tuple[ResourceType, str], int] = {}
+        self._some: dict[tuple[Operation, ResourceType], bool] = {}
+
+    def operations(self, resource_type: ResourceType, name: str) -> int:
+        """Returns the operations that are allowed on a resource, one bit each."""
+        if self.is_unrestricted:
+            return EVERY_OPERATION
+        index = self._authorizer.index
+        if index is not self._index:
+            self._forget(index)
+        known = self._operations.get((resource_type, name))
+        if known is not None:
+            return known
+        if index is None:
+            return NO_OPERATION
+        found = index.operations(
+            self._name, self._hosts, resource_type, name, open_if_no_acl=self._open_if_no_acl
+        )
+        if len(self._operations) < self._most_known:
+            self._operations[resource_type, name] = found
+        elif self._most_known:
+            self._operations.clear()
+            self._operations[resource_type, name] = found
+        return found
+
+    def allows(self, operation: Operation, resource_type: ResourceType, name: str = CLUSTER_NAME) -> bool:
+        return bool(self.operations(resource_type, name) >> operation & 1)
+
+    def allows_some(self, operation: Operation, resource_type: ResourceType) -> bool:
+        """Returns whether the operation is allowed on any resource of the type."""
+        if self.is_unrestricted:
+            return True
+        index = self._authorizer.index
+        if index is not self._index:
+            self._forget(index)
+        if index is None:
+            return False
+        known = self._some.get((operation, resource_type))
+        if known is None:
+            known = self._some[operation, resource_type] = index.allows_some(
+                self._name, self._hosts, operation, resource_type, open_if_no_acl=self._open_if_no_acl
+            )
+        return known
+
+    def _forget(self, index: AclIndex | None) -> None:
+        self._index = index
+        self._operations.clear()
+        self._some.clear()
+
+
+class Authorizer:
+    def __init__(self, settings: AuthorizationSettings, clock: Callable[[], float]) -> None:
+        self.settings = settings
+        self.denials = Denials(settings.denials_logged_per_s, clock)
+        self.index: AclIndex | None = None
+        """The newest snapshot. None: there was none yet."""
+        self._super_users = principals_of(settings.super_users)
+        self._rights: WeakValueDictionary[tuple[Principal, str], Rights] = WeakValueDictionary()
+
+    @property
+    def is_on(self) -> bool:
+        return self.settings.authorizer
+
+    def is_unrestricted(self, principal: Principal) -> bool:
+        return not self.is_on or str(principal) in self._super_users
+
+    def rights(self, principal: Principal, host: str) -> Rights:
+        """Returns the rights of a client. They are kept for as long as a caller holds them."""
+        found = self._rights.get((principal, host))
+        if found is None:
+            found = self._rights[principal, host] = Rights(self, principal, host)
+        return found
