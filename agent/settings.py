@@ -5,21 +5,19 @@ part that enforces it.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from agent.groups.settings import GroupSettings
 from agent.read_path.settings import ReadPathSettings
 from agent.security.authorization_settings import AuthorizationSettings
+from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
 from cache_ring.settings import CacheRingSettings
 from sequencer.settings import SequencerSettings
 from storage.settings import Settings
 from storage.stores.object_store import StoreSettings
-
-if TYPE_CHECKING:
-    from agent.security.listener_settings import ListenerSettings
 
 _LARGEST_PORT: Final = 65_535
 _S3_USD_PER_MILLION_PUTS: Final = 5.0
@@ -363,6 +361,6 @@ class AppSettings:
     ring: CacheRingSettings
     read_path: ReadPathSettings
     groups: GroupSettings
-    listeners: "ListenerSettings"
     sasl: SaslSettings
     authorization: AuthorizationSettings
+    listeners: ListenerSettings

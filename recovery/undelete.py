@@ -53,6 +53,7 @@ class BucketVersions:
             read_timeout_s=settings.s3_read_timeout_s,
             attempts=settings.s3_attempts,
             retry_base_s=settings.s3_retry_base_s,
+            ca_file=settings.s3_ca_file,
         )
         self._bucket = url.bucket
         self._prefix = f"{url.prefix}/" if url.prefix else ""

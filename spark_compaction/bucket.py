@@ -42,6 +42,8 @@ class BucketAddress:
     read_timeout_s: float
     attempts: int
     retry_base_s: float
+    ca_file: str | None = None
+    """On the executors' disks."""
 
     @classmethod
     def of(cls, store_url: str, settings: StoreSettings) -> "BucketAddress":
@@ -61,6 +63,7 @@ class BucketAddress:
             read_timeout_s=settings.s3_read_timeout_s,
             attempts=settings.s3_attempts,
             retry_base_s=settings.s3_retry_base_s,
+            ca_file=settings.s3_ca_file,
         )
 
     def location(self, key: str) -> str:
@@ -120,6 +123,7 @@ class S3Bucket:
             read_timeout_s=address.read_timeout_s,
             attempts=address.attempts,
             retry_base_s=address.retry_base_s,
+            ca_file=address.ca_file,
         )
         self._bucket = address.url.bucket
         self._prefix = f"{address.url.prefix}/" if address.url.prefix else ""

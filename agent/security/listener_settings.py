@@ -4,23 +4,36 @@ names Kafka's config.
 Promise: every bound of TLS is named here.
 """
 
-from typing import Literal, Self
+from dataclasses import replace
+from typing import Literal, Protocol, Self
 
 from pydantic import Field, SecretStr, model_validator
 
 from agent.security.listeners import (
     KafkaListener,
+    SecurityProtocol,
     duplicate_binds,
     named_listeners,
     of_listener,
     parse_addresses,
     parse_map,
-    security_protocol,
 )
 from agent.security.principal_mapping import PrincipalMapping
 from agent.security.tls_contexts import ClientAuth, TlsFiles
-from agent.settings import AgentSettings
 from storage.settings import Settings
+
+
+class SimpleListener(Protocol):
+    """The settings of an agent with one listener (`AgentSettings`)."""
+
+    @property
+    def kafka_host(self) -> str: ...
+    @property
+    def kafka_port(self) -> int: ...
+    @property
+    def advertised_host(self) -> str | None: ...
+    @property
+    def advertised_port(self) -> int | None: ...
 
 
 class ListenerSettings(Settings):
@@ -85,8 +98,25 @@ class ListenerSettings(Settings):
     peer_tls_ca_file: str | None = None
     """The CAs that sign the certificates of agents. By default `tls_ca_file`."""
 
-    def kafka_listeners(self, agent: AgentSettings) -> tuple[KafkaListener, ...]:
-        """Returns the listeners, at least one. Raises ValueError."""
+    def kafka_listeners(self, agent: SimpleListener) -> tuple[KafkaListener, ...]:
+        """Returns the listeners, at least one."""
+        if self.listeners.strip():
+            return self._described_listeners()
+        [one] = self._described_listeners()
+        return (
+            replace(
+                one,
+                host=agent.kafka_host,
+                port=agent.kafka_port,
+                advertised_host=agent.advertised_host,
+                advertised_port=agent.advertised_port,
+            ),
+        )
+
+    def _described_listeners(self) -> tuple[KafkaListener, ...]:
+        """Returns the listeners, without the address if there is one that these settings do not name. Raises
+        ValueError.
+        """
         if self.listeners.strip():
             return named_listeners(
                 parse_addresses(self.listeners),
@@ -94,18 +124,9 @@ class ListenerSettings(Settings):
                 parse_map(self.listener_security_protocol_map),
                 self.tls_client_auth,
             )
-        protocol = security_protocol(self.security_protocol, self.security_protocol)
-        return (
-            KafkaListener(
-                name=protocol,
-                host=agent.kafka_host,
-                port=agent.kafka_port,
-                security_protocol=protocol,
-                client_auth=ClientAuth(of_listener(self.tls_client_auth, protocol, ClientAuth.NONE)),
-                advertised_host=agent.advertised_host,
-                advertised_port=agent.advertised_port,
-            ),
-        )
+        protocol = SecurityProtocol(self.security_protocol)
+        client_auth = ClientAuth(of_listener(self.tls_client_auth, protocol, ClientAuth.NONE))
+        return (KafkaListener(name=protocol, security_protocol=protocol, client_auth=client_auth),)
 
     def principal_mapping(self) -> PrincipalMapping:
         return PrincipalMapping.parse(self.tls_principal_mapping_rules)
@@ -134,7 +155,7 @@ class ListenerSettings(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        listeners = self.kafka_listeners(AgentSettings())
+        listeners = self._described_listeners()
         if not self.listeners.strip() and (self.advertised_listeners or self.listener_security_protocol_map):
             raise ValueError(
                 "TIDELOG_ADVERTISED_LISTENERS and TIDELOG_LISTENER_SECURITY_PROTOCOL_MAP need "

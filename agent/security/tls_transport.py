@@ -11,7 +11,8 @@ Promises:
   user space, half-closed clients that still get their answers, one `connection_lost`.
 - No byte reaches the application's protocol before the handshake is over.
 - Beyond what the application wrote, a connection holds at most `_RECORDS_AT_ONCE` records that go out. Of
-  what came in, it holds what one read brings, and OpenSSL's part of a record or of a handshake message (100 KiB at most).
+  what came in, it holds what one read brings, and OpenSSL's part of a record or of a handshake message
+  (100 KiB at most).
 - While the application reads nothing, the socket is not read.
 
 The owner bounds the time that a handshake takes, and the number of handshakes at once (`tls_acceptor.py`).

@@ -73,6 +73,20 @@ class CheckedConnection(AsyncConnection[Any]):
             self.wait_was_cut = True
 
 
+_LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
+_ENCRYPTS: Final = ("require", "verify-ca", "verify-full")
+
+
+def is_encrypted(database_url: str) -> bool:
+    """True if connections to this Postgres are encrypted, or stay on this machine. libpq's default takes an
+    unencrypted one if the server offers no other.
+    """
+    given = conninfo_to_dict(database_url)
+    hosts = str(given.get("hostaddr") or given.get("host") or "").split(",")
+    is_local = all(host in _LOCAL_HOSTS or host.startswith(("/", "@")) or not host for host in hosts)
+    return is_local or given.get("sslmode") in _ENCRYPTS
+
+
 def connection_options(database_url: str, settings: SequencerSettings) -> dict[str, Any]:
     """Returns psycopg's options besides the address, whose own options stay."""
     parameters = {

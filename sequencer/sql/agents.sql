@@ -1,7 +1,7 @@
 -- name: join
 -- An agent that comes back to its Kafka addresses keeps its node id, whatever its other ports are: clients
--- know it by both. It is the same agent if the lease of the last one there has ended, or if only the peer port
--- differs: two agents cannot listen on the other ports at once.
+-- know it by both. It is the same agent if the lease of the last one there has ended, or if only the peer
+-- port differs: two agents cannot listen on the other ports at once.
 WITH mine AS (
     SELECT node_id FROM agents
     WHERE kafka_host = %(kafka_host)s::text AND kafka_port = %(kafka_port)s::integer

@@ -29,6 +29,7 @@ def minio_client(
     read_timeout_s: float,
     attempts: int,
     retry_base_s: float,
+    ca_file: str | None = None,
 ) -> Minio:
     """Without keys in the settings, it uses the usual AWS chain."""
     retries = urllib3.Retry(
@@ -44,7 +45,9 @@ def minio_client(
         secure=urlsplit(url.endpoint or "https://").scheme == "https",
         region=region,
         credentials=_credentials(access_key, secret_key),
-        http_client=urllib3.PoolManager(timeout=timeout, retries=retries, maxsize=connections, block=True),
+        http_client=urllib3.PoolManager(
+            timeout=timeout, retries=retries, maxsize=connections, block=True, ca_certs=ca_file
+        ),
     )
 
 

@@ -125,6 +125,8 @@ class StoreSettings(Settings):
     """The secret key that belongs to the access key."""
     s3_region: str = "us-east-1"
     """The bucket's region. Endpoints other than AWS mostly accept any."""
+    s3_ca_file: str | None = None
+    """The PEM file of the CA that signs the endpoint's certificate. Unset: the system's CAs."""
     s3_connections: int = Field(default=64, ge=1)
     """The most connections to the store at a time. Further requests wait for one."""
     s3_connect_timeout_s: float = Field(default=5.0, gt=0)
@@ -183,6 +185,14 @@ class StoreUrl:
             f"{text!r} is not a store; "
             "use s3://bucket/prefix?endpoint=http://..., file:///directory or memory://name"
         )
+
+    @property
+    def is_encrypted(self) -> bool:
+        """True if what goes to the store is encrypted, or stays on this machine."""
+        if self.scheme != "s3" or self.endpoint is None:
+            return True
+        endpoint = urlsplit(self.endpoint)
+        return endpoint.scheme == "https" or endpoint.hostname in ("localhost", "127.0.0.1", "::1")
 
     def __str__(self) -> str:
         if self.scheme == "file":

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from datetime import UTC, timedelta
 from functools import cache, partial
 from html import unescape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -51,6 +52,7 @@ from storage.threads import Threads
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, PutMode
+    from obstore.store import ClientConfig
 
 
 REQUEST_ERRORS: Final = (BaseError, OSError)
@@ -189,6 +191,8 @@ _URL_LASTS = timedelta(minutes=5)
 
 class SignedRanges:
     def __init__(self, client: Client, settings: StoreSettings) -> None:
+        from ssl import create_default_context
+
         import httpx  # 0.05 s, which only such an endpoint costs
 
         self._client = client
@@ -196,6 +200,9 @@ class SignedRanges:
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(settings.s3_read_timeout_s, connect=settings.s3_connect_timeout_s),
             limits=httpx.Limits(max_connections=settings.s3_connections),
+            verify=True
+            if settings.s3_ca_file is None
+            else create_default_context(cafile=settings.s3_ca_file),
             trust_env=False,
         )
 
@@ -253,7 +260,8 @@ class S3Store(ObjectStore):
                 "connect_timeout": timedelta(seconds=settings.s3_connect_timeout_s),
                 "read_timeout": timedelta(seconds=settings.s3_read_timeout_s),
                 "timeout": timedelta(seconds=settings.s3_attempt_timeout_s),
-            },
+            }
+            | _trusted(settings),
             retry_config={"max_retries": 0},
             config={"endpoint": url.endpoint} if url.endpoint else {},
             **_keys(settings),
@@ -458,6 +466,16 @@ def _info(found: Any) -> ObjectInfo:
     )
 
 
+def _trusted(settings: StoreSettings) -> "ClientConfig":
+    """Raises StoreUnavailable if the file of the CA cannot be read: another look may find it."""
+    if settings.s3_ca_file is None:
+        return {}
+    try:
+        return {"root_certificate": Path(settings.s3_ca_file).read_bytes()}
+    except OSError as error:
+        raise StoreUnavailable(f"TIDELOG_S3_CA_FILE: {error}") from error
+
+
 def _keys(settings: StoreSettings) -> dict[str, Any]:
     if settings.s3_access_key is None or settings.s3_secret_key is None:
         return {"credential_provider": ChainedKeys()}
@@ -471,6 +489,7 @@ def _make_bucket(url: StoreUrl, settings: StoreSettings) -> None:
     """Uses the minio client, because obstore makes no buckets."""
     from minio import Minio
     from minio.error import MinioException
+    from urllib3 import PoolManager
 
     endpoint = urlsplit(url.endpoint or "https://s3.amazonaws.com")
     client = Minio(
@@ -479,6 +498,7 @@ def _make_bucket(url: StoreUrl, settings: StoreSettings) -> None:
         access_key=settings.s3_access_key,
         secret_key=settings.s3_secret_key.get_secret_value() if settings.s3_secret_key else None,
         region=settings.s3_region,
+        http_client=None if settings.s3_ca_file is None else PoolManager(ca_certs=settings.s3_ca_file),
     )
     try:
         client.make_bucket(bucket_name=url.bucket, location=settings.s3_region)

@@ -36,6 +36,8 @@ class Archive:
     region: str
     has_keys: bool
     """False: the machine's own role is used, and no file of keys is needed."""
+    ca_file: str | None = None
+    """On the machine of Postgres. None: the system's CAs."""
 
     @classmethod
     def of(cls, store_url: str, cluster: str, settings: StoreSettings) -> "Archive":
@@ -52,6 +54,7 @@ class Archive:
             endpoint=url.endpoint,
             region=settings.s3_region,
             has_keys=settings.s3_access_key is not None,
+            ca_file=settings.s3_ca_file,
         )
 
     @property
@@ -70,6 +73,7 @@ class Archive:
             "AWS_DEFAULT_REGION": self.region,
             "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
             "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required",
+            **({} if self.ca_file is None else {"AWS_CA_BUNDLE": self.ca_file}),
         }
 
     def archive_command(self, program: str, server: str, data_directory: str, keys_file: str) -> str:

@@ -32,7 +32,8 @@ from agent.security.tls_contexts import UnusableFiles
 from sequencer.client import Sequencer
 from sequencer.cluster.store_identity import WrongStore
 from sequencer.database.database import SequencerUnavailable
-from storage.stores.object_store import StoreUnavailable
+from sequencer.database.options import is_encrypted
+from storage.stores.object_store import StoreUnavailable, StoreUrl
 from storage.stores.open_store import open_store
 from tidelog.devstack.ports import is_free
 from tidelog.errors import UserError
@@ -151,6 +152,7 @@ async def _run(settings: AllSettings) -> None:
         },
     )
     _warn_of_strangers(settings)
+    _warn_of_readers(settings)
     app = App(settings)
     bound = Gauge("tidelog_memory_bound_bytes", "Memory to give this process", registry=app.metrics.registry)
     bound.set(memory_bytes)
@@ -183,6 +185,23 @@ def _warn_of_strangers(settings: AllSettings) -> None:
             "INSECURE: anyone who reaches the HTTP side may create and delete topics; keep it in a closed "
             "network (docs/security.md), or set TIDELOG_INSECURE=true if it is in one",
             extra={"binds": f"{agent.http_host}:{agent.http_port}"},
+        )
+
+
+def _warn_of_readers(settings: AllSettings) -> None:
+    """Says which connections to the outside anyone on the way may read."""
+    if settings.listeners.insecure:
+        return
+    if not StoreUrl.parse(settings.agent.store_url).is_encrypted:
+        log.warning(
+            "INSECURE: records go to the object store unencrypted; use an https endpoint (docs/security.md), "
+            "or set TIDELOG_INSECURE=true if the network is closed"
+        )
+    if not is_encrypted(settings.agent.database_url.get_secret_value()):
+        log.warning(
+            "INSECURE: nothing makes the connections to Postgres encrypted; add sslmode=verify-full and "
+            "sslrootcert to TIDELOG_DATABASE_URL (docs/security.md), or set TIDELOG_INSECURE=true if the "
+            "network is closed"
         )
 
 

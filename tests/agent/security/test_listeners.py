@@ -19,7 +19,7 @@ from agent.settings import AgentSettings
 from tests.support.settings import all_settings
 from tidelog.process.run_agent import _warn_of_strangers
 
-FILES = {"tls_certificate_file": "c.pem", "tls_key_file": "k.pem", "tls_ca_file": "ca.pem"}
+FILES: dict[str, Any] = {"tls_certificate_file": "c.pem", "tls_key_file": "k.pem", "tls_ca_file": "ca.pem"}
 
 
 def test_the_simple_settings_make_one_listener() -> None:
