@@ -144,6 +144,13 @@ APIS: Final = (
     Api(key=17, name="SaslHandshake", versions=range(2), module="sasl_handshake"),
     Api(key=36, name="SaslAuthenticate", versions=range(3), module="sasl_authenticate", has_secrets=True),
     Api(
+        key=48,
+        name="DescribeClientQuotas",
+        versions=range(2),
+        module="describe_client_quotas",
+        order=Order.READ,
+    ),
+    Api(
         key=50,
         name="DescribeUserScramCredentials",
         versions=range(1),
@@ -184,7 +191,6 @@ NOT_SERVED: Final[Mapping[int, NotServed]] = MappingProxyType(
             (39, "RenewDelegationToken", _TOKENS),
             (40, "ExpireDelegationToken", _TOKENS),
             (41, "DescribeDelegationToken", _TOKENS),
-            (48, "DescribeClientQuotas", _QUOTAS),
             (49, "AlterClientQuotas", _QUOTAS),
             (52, "Vote", _NO_CONTROLLER),
             (53, "BeginQuorumEpoch", _NO_CONTROLLER),
