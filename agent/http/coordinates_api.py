@@ -10,7 +10,8 @@ aborted transactions that overlap its runs.
 
 Promises:
 - The cost of an answer depends only on its size: at most `limit` pieces, by a few statements.
-- A page of several runs names at most `_MAX_ABORTED` aborted transactions. One run may overlap more.
+- A page of several runs names fewer than `coordinates.MAX_ABORTED` aborted transactions. One run may overlap
+  more.
 - Longer answers are built in a thread, which lets the event loop go on.
 - Every piece names an object that was not garbage when it was read. Merging and retention may make it garbage
   at any time. It then stays for TIDELOG_GARBAGE_GRACE_S. A reader that comes later asks again: offsets do not
@@ -20,11 +21,9 @@ Promises:
 """
 
 import json
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import accumulate
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Response
@@ -42,8 +41,6 @@ from storage.identifiers import Offset, Partition
 from storage.threads import Threads
 
 _MAX_PAGE = 1_000
-_MAX_ABORTED = 20_000
-"""Aborted transactions of a page, unless its only run overlaps more."""
 _MAX_ABORTED_ON_LOOP = 1_000
 """Pages of partitions with more aborted transactions are built in a thread. This many take a millisecond."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -137,26 +134,6 @@ def _milliseconds(time: datetime | None) -> int:
     return -1 if time is None else (time - _EPOCH) // timedelta(milliseconds=1)
 
 
-def within_bound(pieces: Sequence[Piece], aborted: Sequence[AbortedTransaction], most: int) -> list[Piece]:
-    """Returns the first of these pieces: those whose runs together overlap at most `most` aborted
-    transactions, and at least all up to the first run.
-
-    Pure. `pieces` are in offset order.
-    """
-    places = [place for place, piece in enumerate(pieces) if piece.kind == "raw"]
-    if len(places) <= 1 or len(aborted) <= most:
-        return list(pieces)
-    ends = [pieces[place].end_offset for place in places]
-    # How many entries each run needs that no run before it needs.
-    added = [0] * len(places)
-    for entry in overlapping(aborted, pieces[places[0]].first_offset, ends[-1]):
-        added[bisect_right(ends, entry.first_offset)] += 1
-    for place, needed in zip(places[1:], list(accumulate(added))[1:], strict=True):
-        if needed > most:
-            return list(pieces[:place])
-    return list(pieces)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Page:
     head: PartitionCoordinates
@@ -169,21 +146,18 @@ class _Page:
         """Builds the answer. The entries are written one by one: json.dumps of a million of them would hold
         the interpreter's lock throughout, also in a thread.
         """
-        pieces, reached = within_bound(self.pieces, self.head.aborted, _MAX_ABORTED), self.reached
-        if len(pieces) < len(self.pieces):
-            reached = pieces[-1].end_offset
         others = {
             "topic_id": str(self.head.topic_id),
             "partition": self.head.partition,
             "log_start_offset": self.head.log_start_offset,
             "high_watermark": self.head.high_watermark,
             "last_stable_offset": self.head.last_stable_offset,
-            "pieces": [asdict(piece) for piece in pieces],
-            "next": reached if reached < self.end else None,
+            "pieces": [asdict(piece) for piece in self.pieces],
+            "next": self.reached if self.reached < self.end else None,
         }
         aborted = ",".join(
             f'{{"last_offset":{last},"first_offset":{first},"producer_id":{producer}}}'
-            for last, first, producer in _overlapping(self.head, pieces)
+            for last, first, producer in _overlapping(self.head, self.pieces)
         )
         return f'{json.dumps(others)[:-1]}, "aborted": [{aborted}]}}'.encode()
 
@@ -222,7 +196,6 @@ class CoordinatesApi:
     async def _page(
         self, topic: Topic, partition: Partition, from_offset: int, to_offset: int, limit: int
     ) -> _Page:
-        """Returns a page whose aborted transactions are not bounded yet."""
         files = await self._files(topic, partition, from_offset, limit)
         while True:
             start = _end_of_front(files, from_offset)
