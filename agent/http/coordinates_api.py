@@ -10,7 +10,7 @@ aborted transactions that overlap its runs.
 
 Promises:
 - The cost of an answer depends only on its size: at most `limit` pieces, by a few statements.
-- A page of several runs names fewer than `coordinates.MAX_ABORTED` aborted transactions. One run may overlap
+- A page of several runs names at most `coordinates.MAX_ABORTED` aborted transactions. One run may overlap
   more.
 - Longer answers are built in a thread, which lets the event loop go on.
 - Every piece names an object that was not garbage when it was read. Merging and retention may make it garbage
@@ -22,7 +22,7 @@ Promises:
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal
 
@@ -43,6 +43,8 @@ from storage.threads import Threads
 _MAX_PAGE = 1_000
 _MAX_ABORTED_ON_LOOP = 1_000
 """Pages of partitions with more aborted transactions are built in a thread. This many take a millisecond."""
+_ATTEMPTS = 4
+"""To read the aborted transactions of one run, which merging and log compaction may swap meanwhile."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LARGEST_OFFSET = (1 << 63) - 1
 
@@ -187,7 +189,7 @@ class CoordinatesApi:
         if partition >= topic.partition_count:
             raise InvalidRequest(f"Topic '{name}' has {topic.partition_count} partitions.")
         page = await self._page(topic, Partition(partition), from_offset, to_offset, limit)
-        if len(page.head.aborted) <= _MAX_ABORTED_ON_LOOP:
+        if len(page.head.aborted or ()) <= _MAX_ABORTED_ON_LOOP:
             content = page.json()
         else:
             content = await self._threads.run(page.json)
@@ -225,14 +227,31 @@ class CoordinatesApi:
     async def _runs(
         self, topic: Topic, partition: Partition, from_offset: int, limit: int
     ) -> PartitionCoordinates:
-        asked = CoordinateRequest(
-            topic_id=topic.topic_id, partition=partition, from_offset=Offset(from_offset), max_runs=limit
-        )
-        found = await self._sequencer().coordinates.read([asked])
-        try:
-            return found[topic.topic_id, partition]
-        except KeyError:
-            raise UnknownTopic(f"Topic '{topic.name}' is being deleted.") from None
+        """With the aborted transactions that overlap the runs. If these are too many, the first run alone."""
+        for max_runs in [limit, *[1] * _ATTEMPTS]:
+            asked = CoordinateRequest(
+                topic_id=topic.topic_id,
+                partition=partition,
+                from_offset=Offset(from_offset),
+                max_runs=max_runs,
+            )
+            found = await self._sequencer().coordinates.read([asked])
+            try:
+                head = found[topic.topic_id, partition]
+            except KeyError:
+                raise UnknownTopic(f"Topic '{topic.name}' is being deleted.") from None
+            if head.aborted is not None:
+                return head
+            if max_runs == 1:
+                aborted = await self._all_aborted(head.runs)
+                if aborted is not None:
+                    return replace(head, aborted=aborted)
+        raise SequencerUnavailable("the run was swapped whenever its aborted transactions were read")
+
+    async def _all_aborted(self, runs: Sequence[RunCoordinate]) -> tuple[AbortedTransaction, ...] | None:
+        """Those that overlap the one run. None: it was swapped meanwhile."""
+        of_batches = [run for run in runs if not is_row_group(run)]
+        return await self._sequencer().coordinates.aborted_of_run(of_batches[0]) if of_batches else ()
 
     async def _find(self, name: str) -> Topic:
         found = await self._sequencer().topics.by_name([name])
@@ -262,7 +281,7 @@ def _end_of_front(files: Sequence[TableFile], from_offset: int) -> int:
 def _overlapping(head: PartitionCoordinates, pieces: Sequence[Piece]) -> Sequence[AbortedTransaction]:
     """Returns the aborted transactions that the page's runs may have records of."""
     runs = [piece for piece in pieces if piece.kind == "raw"]
-    return overlapping(head.aborted, runs[0].first_offset, runs[-1].end_offset) if runs else ()
+    return overlapping(head.aborted or (), runs[0].first_offset, runs[-1].end_offset) if runs else ()
 
 
 def _known_end(files: Sequence[TableFile], head: PartitionCoordinates, limit: int) -> int:

@@ -87,7 +87,7 @@ class Seen(NamedTuple):
 async def seen(place: Place, topic: Topic) -> Seen:
     """Reads as a client: the list of aborted transactions, and abort markers, say what to leave out."""
     found = await coordinates(place.sequencer, topic, 0)
-    aborted = sorted(found.aborted, key=lambda one: one.first_offset)
+    aborted = sorted(found.aborted or (), key=lambda one: one.first_offset)
     left_out, committed, records, markers = set[int](), list[int](), list[int](), list[int]()
     for run in found.runs:
         data = bytes(await place.store.get(run.object_key, run.position, run.position + run.length))
