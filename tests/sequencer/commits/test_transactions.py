@@ -244,6 +244,25 @@ async def test_a_poll_from_below_the_local_start_is_answered_however_many_transa
     assert (polled.high_watermark, polled.runs) == (6, ())
 
 
+async def test_a_transaction_that_has_lost_its_id_gets_another_only_while_it_is_open(
+    sequencer: Sequencer,
+) -> None:
+    [key] = await a_topic(sequencer, 1)
+    producer = await a_producer(sequencer)
+    await write(sequencer, producer, key)
+    await sequencer.database.run("DELETE FROM transactions")
+
+    adopted = await sequencer.transactions.adopt(producer.producer_id, producer.producer_epoch)
+    assert adopted is not None
+    assert await sequencer.transactions.adopt(producer.producer_id, producer.producer_epoch) is None
+    await end(sequencer, adopted, is_commit=False, cause=EndCause.FENCE)
+    found = await look(sequencer, key)
+
+    assert found.aborted == (AbortedTransaction(Offset(1), Offset(0), producer.producer_id),)
+    assert found.last_stable_offset == found.high_watermark == 2
+    assert await sequencer.transactions.adopt(producer.producer_id, producer.producer_epoch) is None
+
+
 async def test_the_oldest_open_transaction_holds_the_last_stable_offset(sequencer: Sequencer) -> None:
     [key] = await a_topic(sequencer, 1)
     first, second = await a_producer(sequencer, "first"), await a_producer(sequencer, "second")
