@@ -12,6 +12,8 @@ Promises:
 - A stretch that changes meanwhile is cleaned again, and a damaged run stays as it is.
 - Records of aborted transactions go. A cleaning ends at the last stable offset at most: the batches behind
   its end stay as they are.
+- A cleaning ends before the first run that the journal does not have. So a log that is rebuilt from the
+  bucket alone shows no record twice.
 - Memory is bounded by `clean_keys_bytes` and `merge_object_bytes`. If there are more keys than fit, there are
   several passes over the log, each for some of the keys.
 """
@@ -295,8 +297,8 @@ class Cleaner:
         end = cleaning.end
         async for each in self._runs(cleaning, cleaning.dirty_from, stable_to):
             run = each.run
-            is_stable = run.last_offset < stable_to
-            if len(dirty) == _MOST_RUNS or not is_stable or is_too_young(run.max_timestamp_ms, state, config):
+            may_go = run.last_offset < stable_to and each.is_in_journal
+            if len(dirty) == _MOST_RUNS or not may_go or is_too_young(run.max_timestamp_ms, state, config):
                 break
             if oldest_ms is None:
                 committed_ms = int(each.committed_at.timestamp() * 1000)

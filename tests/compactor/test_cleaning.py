@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from compactor.cleaning import Cleaner, CleaningDiscoveryJob
 from compactor.cleaning_rules import MOST_MARKS, is_due, tombstones_to, with_mark
 from compactor.doctor import DoctorSettings, examine
+from compactor.journal_writer import JournalWriter
 from compactor.metrics import CleaningMetrics
 from sequencer.client import Sequencer
 from sequencer.housekeeping.cleanings import CleaningState, CleanMark, RunToClean
@@ -222,6 +223,25 @@ async def test_a_cleaning_of_one_pass_lists_its_dirty_runs_once(
     assert listed == [*range(20)] * 3
     monkeypatch.undo()
     assert await place.read() == [(19, b"a", b"19")]
+
+
+async def test_a_cleaning_ends_before_the_first_run_that_the_journal_does_not_have(place: Place) -> None:
+    await place.topic()
+    await place.sequencer.ownership.ratchet(place.store, CLUSTER)
+    journal = JournalWriter(place.sequencer, place.store, CLUSTER, small_steps())
+    await place.write((b"a", b"1"))
+    await place.write((b"a", b"2"))
+    await journal.write_entry()
+    await place.write((b"a", b"3"))
+    await place.write((b"b", b"4"))
+
+    assert await place.clean()
+    assert await place.read() == [(1, b"a", b"2"), (2, b"a", b"3"), (3, b"b", b"4")]
+    await place.clean()
+    assert await place.read() == [(1, b"a", b"2"), (2, b"a", b"3"), (3, b"b", b"4")]
+    await journal.write_entry()
+    assert await place.clean()
+    assert await place.read() == [(2, b"a", b"3"), (3, b"b", b"4")]
 
 
 async def test_more_keys_than_fit_take_several_passes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
