@@ -12,6 +12,8 @@ Promises:
 - A stretch that changes meanwhile is cleaned again, and a damaged run stays as it is.
 - Records of aborted transactions go. A cleaning ends at the last stable offset at most: the batches behind
   its end stay as they are.
+- A cleaning ends before the first run that the journal does not have. So a log that is rebuilt from the
+  bucket alone shows no record twice.
 - Memory is bounded by `clean_keys_bytes` and `merge_object_bytes`. If there are more keys than fit, there are
   several passes over the log, each for some of the keys.
 """
@@ -22,7 +24,7 @@ import json
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
@@ -270,46 +272,51 @@ class Cleaner:
     async def _clean(self, cleaning: _Cleaning) -> bool:
         """True if the claim has ended."""
         cleaning.tombstones_to = tombstones_to(cleaning.state, cleaning.config)
-        if not await self._find_end(cleaning):
+        dirty = await self._find_end(cleaning)
+        if dirty is None:
             await self._sequencer.cleanings.let_go(cleaning.claim, is_still_due=False)
             return True
-        await self._note_keys(cleaning, most_passes=_MOST_PASSES)
+        await self._note_keys(cleaning, _one_by_one(dirty), most_passes=_MOST_PASSES)
+        del dirty
         while True:
             cleaning.clean_bytes, cleaning.oldest_tombstone = 0, -1
             await self._filter_all(cleaning)
             if not cleaning.latest.next_pass():
                 return await self._finish(cleaning)
-            await self._note_keys(cleaning)
+            await self._note_keys(cleaning, self._runs(cleaning, cleaning.dirty_from, cleaning.end))
 
     # --- the latest offset of each key
 
-    async def _find_end(self, cleaning: _Cleaning) -> bool:
-        """Finds `end`, behind the runs to clean, and the memory for their keys. False: there is nothing to
-        do."""
+    async def _find_end(self, cleaning: _Cleaning) -> Sequence[RunToClean] | None:
+        """Finds the dirty runs to clean, `end` behind them, and the memory for their keys. None: there is
+        nothing to do."""
         state, config, stable_to = cleaning.state, cleaning.config, cleaning.state.last_stable_offset
-        runs = dirty_bytes = 0
+        dirty: list[RunToClean] = []
+        dirty_bytes = 0
         oldest_ms: int | None = None
         end = cleaning.end
         async for each in self._runs(cleaning, cleaning.dirty_from, stable_to):
             run = each.run
-            is_stable = run.last_offset < stable_to
-            if runs == _MOST_RUNS or not is_stable or is_too_young(run.max_timestamp_ms, state, config):
+            may_go = run.last_offset < stable_to and each.is_in_journal
+            if len(dirty) == _MOST_RUNS or not may_go or is_too_young(run.max_timestamp_ms, state, config):
                 break
             if oldest_ms is None:
                 committed_ms = int(each.committed_at.timestamp() * 1000)
                 oldest_ms = run.min_timestamp_ms if run.min_timestamp_ms >= 0 else committed_ms
-            runs, dirty_bytes, end = runs + 1, dirty_bytes + run.length, Offset(run.last_offset + 1)
-        if runs < _MOST_RUNS and not is_dirty_enough(dirty_bytes, state, config, oldest_ms):
-            return may_drop_tombstones(state, config)
+            dirty.append(each)
+            dirty_bytes, end = dirty_bytes + run.length, Offset(run.last_offset + 1)
+        if len(dirty) < _MOST_RUNS and not is_dirty_enough(dirty_bytes, state, config, oldest_ms):
+            return () if may_drop_tombstones(state, config) else None
         cleaning.end = end
         needed = (3 * (end - cleaning.dirty_from) + 16) * SLOT_BYTES
         cleaning.latest = LatestKeys(min(self._settings.clean_keys_bytes, needed))
-        return True
+        return dirty
 
-    async def _note_keys(self, cleaning: _Cleaning, most_passes: int | None = None) -> None:
-        """Puts the keys of the dirty part into `latest`, as far as they are for this pass. Moves `end` to
+    async def _note_keys(
+        self, cleaning: _Cleaning, runs: AsyncIterator[RunToClean], most_passes: int | None = None
+    ) -> None:
+        """Puts the keys of the dirty runs into `latest`, as far as they are for this pass. Moves `end` to
         where `most_passes` are reached."""
-        runs = self._runs(cleaning, cleaning.dirty_from, cleaning.end)
         aborted = _Aborted(self._sequencer.cleanings, cleaning.state.key, cleaning.dirty_from)
         async for stretch in _stretches(runs, self._settings.merge_run_bytes):
             read = await self._read(cleaning, stretch)
@@ -530,6 +537,11 @@ def _config(state: CleaningState, settings: HousekeeperSettings) -> TopicConfig:
     have cached where earlier runs are, and would read an aborted record without its marker."""
     config, grace_ms = TopicConfig.of(state.config), int(settings.garbage_grace_s * 1000)
     return replace(config, delete_retention_ms=max(config.delete_retention_ms, grace_ms))
+
+
+async def _one_by_one(runs: Sequence[RunToClean]) -> AsyncIterator[RunToClean]:
+    for each in runs:
+        yield each
 
 
 async def _stretches(runs: AsyncIterator[RunToClean], most_bytes: int) -> AsyncIterator[_Stretch]:

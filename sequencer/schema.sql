@@ -347,6 +347,8 @@ CREATE TABLE aborted_transactions (
                                                    -- after
     PRIMARY KEY (topic_id, partition, last_offset)
 );
+CREATE INDEX aborted_transactions_by_producer
+    ON aborted_transactions (topic_id, partition, producer_id, last_offset);
 
 -- --- merging
 

@@ -1,7 +1,7 @@
 """Consumer groups over the Kafka protocol, with errors a person can act on: every call raises `UserError`."""
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from tidelog.errors import UserError
 from tidelog.group_offsets import Bounds, Place
 from tidelog.kafka_client import as_user_error, client_config
+from tidelog.streams_groups import StreamsGroup, describe_streams_group, list_streams_groups
 
 _Result = TypeVar("_Result")
 
@@ -34,7 +35,7 @@ _LATE_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRow:
-    """`kind` is `classic` or `consumer`."""
+    """`kind` is `classic`, `consumer` or `streams`."""
 
     name: str
     kind: str
@@ -61,6 +62,8 @@ class GroupView:
     coordinator_address: str
     """`host:port`, or empty."""
     members: tuple[Member, ...]
+    streams: StreamsGroup | None = None
+    """What a streams group has besides."""
 
 
 class GroupsClient:
@@ -77,7 +80,10 @@ class GroupsClient:
         rows = [
             GroupRow(name=group.group_id, kind=group.type.name.lower(), state=_spelled(group.state.name))
             for group in found.valid
+            if group.type.name != "UNKNOWN"
         ]
+        streams = list_streams_groups(self._agents(), self._timeout_s)
+        rows += [GroupRow(name=name, kind="streams", state=state) for name, state in streams.items()]
         return sorted(rows, key=lambda row: row.name)
 
     def describe(self, name: str) -> GroupView | None:
@@ -86,9 +92,9 @@ class GroupsClient:
         try:
             found = self._wait(future, name)
         except _NoGroup:
-            return None
+            return self._describe_streams(name)
         if found.state.name == "DEAD":
-            return None
+            return self._describe_streams(name)
         return GroupView(
             name=name,
             kind=found.type.name.lower(),
@@ -109,6 +115,37 @@ class GroupsClient:
                 for member in found.members
             ),
         )
+
+    def _describe_streams(self, name: str) -> GroupView | None:
+        found = describe_streams_group(self._agents(), name, self._timeout_s)
+        if found is None:
+            return None
+        return GroupView(
+            name=name,
+            kind="streams",
+            state=found.state,
+            assignor="",
+            coordinator=found.coordinator,
+            coordinator_address=found.coordinator_address,
+            members=tuple(
+                Member(
+                    member_id=member.member_id,
+                    instance_id=None,
+                    client_id=member.client_id,
+                    host=member.host,
+                    places=found.places_of(member),
+                )
+                for member in found.members
+            ),
+            streams=found,
+        )
+
+    def _agents(self) -> Sequence[tuple[str, int]]:
+        try:
+            brokers = self._admin.list_topics(timeout=self._timeout_s).brokers
+        except KafkaException as failed:
+            raise as_user_error(failed.args[0], self._bootstrap) from None
+        return [(str(broker.host), broker.port) for broker in brokers.values()]
 
     def existing(self, name: str) -> GroupView:
         found = self.describe(name)

@@ -10,7 +10,8 @@ aborted transactions that overlap its runs.
 
 Promises:
 - The cost of an answer depends only on its size: at most `limit` pieces, by a few statements.
-- A page of several runs names at most `_MAX_ABORTED` aborted transactions. One run may overlap more.
+- A page of several runs names at most `coordinates.MAX_ABORTED` aborted transactions. One run may overlap
+  more.
 - Longer answers are built in a thread, which lets the event loop go on.
 - Every piece names an object that was not garbage when it was read. Merging and retention may make it garbage
   at any time. It then stays for TIDELOG_GARBAGE_GRACE_S. A reader that comes later asks again: offsets do not
@@ -20,11 +21,9 @@ Promises:
 """
 
 import json
-from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
-from itertools import accumulate
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Response
@@ -42,10 +41,10 @@ from storage.identifiers import Offset, Partition
 from storage.threads import Threads
 
 _MAX_PAGE = 1_000
-_MAX_ABORTED = 20_000
-"""Aborted transactions of a page, unless its only run overlaps more."""
 _MAX_ABORTED_ON_LOOP = 1_000
 """Pages of partitions with more aborted transactions are built in a thread. This many take a millisecond."""
+_ATTEMPTS = 4
+"""To read the aborted transactions of one run, which merging and log compaction may swap meanwhile."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LARGEST_OFFSET = (1 << 63) - 1
 
@@ -137,26 +136,6 @@ def _milliseconds(time: datetime | None) -> int:
     return -1 if time is None else (time - _EPOCH) // timedelta(milliseconds=1)
 
 
-def within_bound(pieces: Sequence[Piece], aborted: Sequence[AbortedTransaction], most: int) -> list[Piece]:
-    """Returns the first of these pieces: those whose runs together overlap at most `most` aborted
-    transactions, and at least all up to the first run.
-
-    Pure. `pieces` are in offset order.
-    """
-    places = [place for place, piece in enumerate(pieces) if piece.kind == "raw"]
-    if len(places) <= 1 or len(aborted) <= most:
-        return list(pieces)
-    ends = [pieces[place].end_offset for place in places]
-    # How many entries each run needs that no run before it needs.
-    added = [0] * len(places)
-    for entry in overlapping(aborted, pieces[places[0]].first_offset, ends[-1]):
-        added[bisect_right(ends, entry.first_offset)] += 1
-    for place, needed in zip(places[1:], list(accumulate(added))[1:], strict=True):
-        if needed > most:
-            return list(pieces[:place])
-    return list(pieces)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Page:
     head: PartitionCoordinates
@@ -169,21 +148,18 @@ class _Page:
         """Builds the answer. The entries are written one by one: json.dumps of a million of them would hold
         the interpreter's lock throughout, also in a thread.
         """
-        pieces, reached = within_bound(self.pieces, self.head.aborted, _MAX_ABORTED), self.reached
-        if len(pieces) < len(self.pieces):
-            reached = pieces[-1].end_offset
         others = {
             "topic_id": str(self.head.topic_id),
             "partition": self.head.partition,
             "log_start_offset": self.head.log_start_offset,
             "high_watermark": self.head.high_watermark,
             "last_stable_offset": self.head.last_stable_offset,
-            "pieces": [asdict(piece) for piece in pieces],
-            "next": reached if reached < self.end else None,
+            "pieces": [asdict(piece) for piece in self.pieces],
+            "next": self.reached if self.reached < self.end else None,
         }
         aborted = ",".join(
             f'{{"last_offset":{last},"first_offset":{first},"producer_id":{producer}}}'
-            for last, first, producer in _overlapping(self.head, pieces)
+            for last, first, producer in _overlapping(self.head, self.pieces)
         )
         return f'{json.dumps(others)[:-1]}, "aborted": [{aborted}]}}'.encode()
 
@@ -213,7 +189,7 @@ class CoordinatesApi:
         if partition >= topic.partition_count:
             raise InvalidRequest(f"Topic '{name}' has {topic.partition_count} partitions.")
         page = await self._page(topic, Partition(partition), from_offset, to_offset, limit)
-        if len(page.head.aborted) <= _MAX_ABORTED_ON_LOOP:
+        if len(page.head.aborted or ()) <= _MAX_ABORTED_ON_LOOP:
             content = page.json()
         else:
             content = await self._threads.run(page.json)
@@ -222,7 +198,6 @@ class CoordinatesApi:
     async def _page(
         self, topic: Topic, partition: Partition, from_offset: int, to_offset: int, limit: int
     ) -> _Page:
-        """Returns a page whose aborted transactions are not bounded yet."""
         files = await self._files(topic, partition, from_offset, limit)
         while True:
             start = _end_of_front(files, from_offset)
@@ -252,14 +227,31 @@ class CoordinatesApi:
     async def _runs(
         self, topic: Topic, partition: Partition, from_offset: int, limit: int
     ) -> PartitionCoordinates:
-        asked = CoordinateRequest(
-            topic_id=topic.topic_id, partition=partition, from_offset=Offset(from_offset), max_runs=limit
-        )
-        found = await self._sequencer().coordinates.read([asked])
-        try:
-            return found[topic.topic_id, partition]
-        except KeyError:
-            raise UnknownTopic(f"Topic '{topic.name}' is being deleted.") from None
+        """With the aborted transactions that overlap the runs. If these are too many, the first run alone."""
+        for max_runs in [limit, *[1] * _ATTEMPTS]:
+            asked = CoordinateRequest(
+                topic_id=topic.topic_id,
+                partition=partition,
+                from_offset=Offset(from_offset),
+                max_runs=max_runs,
+            )
+            found = await self._sequencer().coordinates.read([asked])
+            try:
+                head = found[topic.topic_id, partition]
+            except KeyError:
+                raise UnknownTopic(f"Topic '{topic.name}' is being deleted.") from None
+            if head.aborted is not None:
+                return head
+            if max_runs == 1:
+                aborted = await self._all_aborted(head.runs)
+                if aborted is not None:
+                    return replace(head, aborted=aborted)
+        raise SequencerUnavailable("the run was swapped whenever its aborted transactions were read")
+
+    async def _all_aborted(self, runs: Sequence[RunCoordinate]) -> tuple[AbortedTransaction, ...] | None:
+        """Those that overlap the one run. None: it was swapped meanwhile."""
+        of_batches = [run for run in runs if not is_row_group(run)]
+        return await self._sequencer().coordinates.aborted_of_run(of_batches[0]) if of_batches else ()
 
     async def _find(self, name: str) -> Topic:
         found = await self._sequencer().topics.by_name([name])
@@ -289,7 +281,7 @@ def _end_of_front(files: Sequence[TableFile], from_offset: int) -> int:
 def _overlapping(head: PartitionCoordinates, pieces: Sequence[Piece]) -> Sequence[AbortedTransaction]:
     """Returns the aborted transactions that the page's runs may have records of."""
     runs = [piece for piece in pieces if piece.kind == "raw"]
-    return overlapping(head.aborted, runs[0].first_offset, runs[-1].end_offset) if runs else ()
+    return overlapping(head.aborted or (), runs[0].first_offset, runs[-1].end_offset) if runs else ()
 
 
 def _known_end(files: Sequence[TableFile], head: PartitionCoordinates, limit: int) -> int:

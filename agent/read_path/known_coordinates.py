@@ -40,13 +40,16 @@ from cache_ring.coordinates.coordinate_cache import (
 from cache_ring.coordinates.coordinate_push import PartitionsRead
 from sequencer.client import Sequencer
 from sequencer.commits.coordinates import (
+    MAX_ABORTED,
     CoordinateRequest,
     KnownEnd,
     PartitionCoordinates,
     PartitionKey,
     RunCoordinate,
+    TransactionalBatches,
 )
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
+from storage.arrow.aborted_batches import AbortedTransaction
 from storage.identifiers import Offset, TopicId
 
 _FIRST = 2
@@ -151,6 +154,7 @@ class KnownCoordinates:
                 max_runs_per_partition=settings.coordinate_cache_runs_per_partition,
                 max_ahead=settings.coordinate_runs_ahead,
                 max_windows=settings.coordinate_history_windows,
+                max_aborted=MAX_ABORTED,
             )
         )
         self._waiting: dict[PartitionKey, set[Watch]] = {}
@@ -249,6 +253,12 @@ class KnownCoordinates:
         for key in unknown:
             self._cache.drop(key)
         return unknown
+
+    async def aborted_of_batches(
+        self, asked: Sequence[TransactionalBatches]
+    ) -> list[tuple[AbortedTransaction, ...] | None]:
+        """Asks the sequencer. Raises SequencerUnavailable."""
+        return await self._sequencer.coordinates.aborted_of_batches(asked)
 
     async def _confirm_primary(self) -> None:
         """Checks the primary if Postgres knows less than a reader or a peer: it may be an old primary."""

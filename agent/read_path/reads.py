@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from agent.read_path.fetch_answer import FetchAnswer, PartitionResult, failed, found
 from agent.read_path.known_coordinates import KnownCoordinates
 from agent.read_path.load_runs import NOTHING_LOADED, Loaded, load_runs
+from agent.read_path.look_up_aborted import LookedUp, look_up_aborted
 from agent.read_path.read_ahead import AheadLimits, ReadAhead, Reader
 from agent.read_path.read_decisions import (
     Ask,
@@ -75,6 +76,8 @@ class ReadCounts:
     sequencer_asks: int = 0
     sequencer_asks_ahead: int = 0
     """Coordinates asked for before a reader of history reached the end of the known ones."""
+    aborted_look_ups: int = 0
+    """Fetches for which the aborted transactions of their batches were looked up."""
     objects_missing: int = 0
     """Objects that the sequencer names and the store lacks. Each is an alarm."""
     pages_damaged: int = 0
@@ -232,9 +235,10 @@ class ReadPath:
             answer = FetchAnswer(self._answers)
             try:
                 loaded = await self._load_in_turn(fetch, available, answer)
-                if self._must_ask_again(fetch, loaded):
+                looked_up = await self._look_up_aborted(fetch, loaded)
+                if self._must_ask_again(fetch, loaded, looked_up):
                     continue
-                await self._cut(fetch, loaded, answer)
+                await self._cut(fetch, loaded, looked_up, answer)
                 # There was enough. Whole batches within the limits may still be less than `min_bytes`.
                 if is_final or answer.size_bytes >= min(plan.min_bytes, 1) or answer.has_failure:
                     return answer.kept()
@@ -262,6 +266,21 @@ class ReadPath:
         if fetch.reader is not None:
             self._go_ahead(fetch, fetch.reader, selected)
         return await load_runs(self._pages, selected)
+
+    async def _look_up_aborted(self, fetch: _Fetch, loaded: dict[int, Loaded]) -> dict[int, LookedUp]:
+        """The aborted transactions that are not listed with the coordinates. Where the sequencer is away, the
+        partitions that need them fail."""
+        ask, plan = self._coordinates.aborted_of_batches, fetch.plan
+        try:
+            found = await look_up_aborted(plan, fetch.decisions, loaded, ask)
+            self.counts.aborted_look_ups += bool(found)
+            return found
+        except (SequencerUnavailable, CommitOutcomeUnknown):
+            for place in loaded:
+                decision = fetch.decisions[place]
+                if isinstance(decision, Take) and decision.view.aborted is None:
+                    loaded[place] = Loaded(failure=ReadFailure.UNAVAILABLE)
+            return {}
 
     def _go_ahead(
         self, fetch: _Fetch, reader: Reader, selected: Mapping[int, Sequence[RunCoordinate]]
@@ -357,7 +376,9 @@ class ReadPath:
             decisions[place] = decision
         return asked
 
-    def _must_ask_again(self, fetch: _Fetch, loaded: dict[int, Loaded]) -> bool:
+    def _must_ask_again(
+        self, fetch: _Fetch, loaded: dict[int, Loaded], looked_up: Mapping[int, LookedUp]
+    ) -> bool:
         """Returns True if some coordinates proved old. They are then forgotten. An object that is missing for
         the second time is an alarm.
         """
@@ -370,7 +391,11 @@ class ReadPath:
             if missing is not None and (partition.key, missing) in fetch.missing:
                 self._alarm(partition, missing)
                 loaded[place] = Loaded(failure=ReadFailure.DATA_MISSING)
-            elif missing is not None or not self._coordinates.is_current(partition.key, decision.view):
+            elif (
+                missing is not None
+                or (place in looked_up and looked_up[place].aborted is None)
+                or not self._coordinates.is_current(partition.key, decision.view)
+            ):
                 if missing is not None:
                     fetch.missing.add((partition.key, missing))
                 self._coordinates.forget(partition.key)
@@ -391,7 +416,13 @@ class ReadPath:
             },
         )
 
-    async def _cut(self, fetch: _Fetch, loaded: Mapping[int, Loaded], answer: FetchAnswer) -> None:
+    async def _cut(
+        self,
+        fetch: _Fetch,
+        loaded: Mapping[int, Loaded],
+        looked_up: Mapping[int, LookedUp],
+        answer: FetchAnswer,
+    ) -> None:
         """Cuts what was loaded to the limits. The first batch of the answer goes out whatever its size is
         (KIP-74).
         """
@@ -409,12 +440,13 @@ class ReadPath:
                 if part.failure is not None:
                     results.append(failed(partition, part.failure))
                     continue
+                known = looked_up.get(place) or LookedUp(decision.end_offset, decision.view.aborted)
                 outgoing, aborted = take_committed(
                     part.runs,
                     partition.offset,
-                    decision.end_offset,
+                    known.end_offset,
                     max(0, min(partition.max_bytes, room_bytes)),
-                    decision.view.aborted if fetch.plan.read_committed else (),
+                    known.aborted or () if fetch.plan.read_committed else (),
                     first_whatever_its_size=not answer.size_bytes,
                 )
                 room_bytes -= outgoing.size_bytes

@@ -25,7 +25,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache_ring.pages.run_bytes import BatchIndex, Longs, RunBytes
-from storage.arrow.aborted_batches import AbortedTransaction, are_markers, columns_of, left_out
+from sequencer.commits.coordinates import RunCoordinate, TransactionalBatches
+from storage.arrow.aborted_batches import (
+    AbortedTransaction,
+    are_markers,
+    columns_of,
+    left_out,
+    producers_of_transactions,
+)
+from storage.batches.byte_arrays import Buffer
 from storage.batches.record_batch import (
     HEADER_BYTES,
     LENGTH_OVERHEAD_BYTES,
@@ -104,6 +112,53 @@ def take_committed(
     return outgoing, named
 
 
+def transactional_batches(
+    runs: Sequence[RunBytes], offset: int, end_offset: int, limit_bytes: int, most: int
+) -> tuple[TransactionalBatches | None, int]:
+    """The first `most` batches of transactions among those that `take_batches` would return, None if there
+    are none; and where an answer must end to hold no others."""
+    taken = take_batches(runs, offset, end_offset, limit_bytes, first_whatever_its_size=True)
+    theirs: list[RunCoordinate] = []
+    bases: list[int] = []
+    producer_ids: list[int] = []
+    for run in runs:
+        offsets, data, places = _batches_in(run, offset, taken.end_offset)
+        if not len(offsets):
+            continue
+        producers = producers_of_transactions(data, places)
+        are_theirs = producers >= 0
+        if not are_theirs.any():
+            continue
+        bases += offsets[are_theirs].tolist()
+        producer_ids += producers[are_theirs].tolist()
+        if len(bases) > most:
+            end_offset = bases[most]
+            del bases[most:], producer_ids[most:]
+            if bases and bases[-1] >= run.run.base_offset:
+                theirs.append(run.run)
+            break
+        theirs.append(run.run)
+    found = TransactionalBatches(runs=theirs, base_offsets=bases, producer_ids=producer_ids)
+    return found if bases else None, end_offset
+
+
+def _batches_in(
+    run: RunBytes, offset: int, end_offset: int
+) -> tuple[NDArray[np.int64], Buffer, NDArray[np.int64]]:
+    """The batches from the one that holds `offset` up to `end_offset`: their base offsets, bytes that hold
+    them, and where each begins there."""
+    positions, sizes, relative_offsets = run.batches
+    offsets = _longs(relative_offsets, 0, len(relative_offsets)) + run.run.base_offset
+    first = max(0, int(np.searchsorted(offsets, offset, side="right")) - 1)
+    end = int(np.searchsorted(offsets, end_offset))
+    if first >= end:
+        return offsets[:0], b"", offsets[:0]
+    start_byte = positions[first]
+    views = run.views(start_byte, positions[end - 1] + sizes[end - 1])
+    data = views[0] if len(views) == 1 else b"".join(views)
+    return offsets[first:end], data, _longs(positions, first, end) - start_byte
+
+
 def _with_markers(
     runs: Sequence[RunBytes], end_offset: int, aborted: Sequence[AbortedTransaction]
 ) -> tuple[Sequence[AbortedTransaction], Sequence[AbortedTransaction]]:
@@ -138,25 +193,22 @@ def _end_before_markers(
     None if there are no batches of theirs, from the one that holds `offset` up to `end_offset`.
     """
     columns = columns_of(missing)
-    begins: list[NDArray[np.int64]] = []
     of_missing: list[NDArray[np.int64]] = []
     for run in runs:
-        positions, sizes, relative_offsets = run.batches
-        offsets = _longs(relative_offsets, 0, len(relative_offsets)) + run.run.base_offset
-        first = max(0, int(np.searchsorted(offsets, offset, side="right")) - 1)
-        end = int(np.searchsorted(offsets, end_offset))
-        begins.append(offsets)
-        if first < end:
-            start_byte = positions[first]
-            data = b"".join(run.views(start_byte, positions[end - 1] + sizes[end - 1]))
-            places = _longs(positions, first, end) - start_byte
-            are_theirs = left_out(data, places, offsets[first:end], columns) & ~are_markers(data, places)
-            of_missing.append(offsets[first:end][are_theirs])
+        offsets, data, places = _batches_in(run, offset, end_offset)
+        if len(offsets):
+            are_theirs = left_out(data, places, offsets, columns) & ~are_markers(data, places)
+            of_missing.append(offsets[are_theirs])
     bases = np.concatenate(of_missing)
     behind = np.searchsorted(bases, columns[:, 0]) > np.searchsorted(bases, columns[:, 1])
     if not behind.any():
         return None
-    all_begins = np.concatenate(begins)
+    all_begins = np.concatenate(
+        [
+            _longs(run.batches.relative_offsets, 0, len(run.batches.relative_offsets)) + run.run.base_offset
+            for run in runs
+        ]
+    )
     marker = columns[behind, 0].min()
     return int(all_begins[np.searchsorted(all_begins, marker, side="right") - 1])
 

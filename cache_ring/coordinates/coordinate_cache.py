@@ -12,7 +12,8 @@ Promises:
   passes a transaction that is open in what is served (docs/design/transactions.md#reading-committed-data).
 - Runs are handed out only with every aborted transaction that overlaps them and has ended before the known
   end. An answer that is older than that end brings only those of its own time. If later ones may be missing,
-  its runs are left out [raced: an answer that a push of an abort overtook].
+  its runs are left out [raced: an answer that a push of an abort overtook]. Where there are too many to be
+  listed, readers look up those of the batches that they read.
 - A higher coordinate epoch drops every run. A response with a lower epoch is ignored.
 - Nothing older than `max_age_s` is handed out. At most `max_runs` runs are kept.
 
@@ -70,6 +71,8 @@ class CoordinateLimits:
     max_runs_per_partition: int
     max_ahead: int
     max_windows: int
+    max_aborted: int
+    """Aborted transactions per partition. If there are more, they are not listed."""
 
 
 class PartitionView(NamedTuple):
@@ -82,8 +85,9 @@ class PartitionView(NamedTuple):
     runs: tuple[RunCoordinate, ...] | None
     """The runs from the one that holds the offset on. Empty at or after the high watermark. None: ask the
     sequencer."""
-    aborted: tuple[AbortedTransaction, ...]
-    """At least all that overlap the runs from the offset on, in the order of their markers."""
+    aborted: tuple[AbortedTransaction, ...] | None
+    """At least all that overlap the runs from the offset on, in the order of their markers. None: the
+    sequencer knows those of the batches that are read."""
     learned_s: float
     """When the oldest part of this was read from the sequencer."""
     confirmed_s: float
@@ -111,7 +115,10 @@ class _Interval:
     learned_s: float
     confirmed_s: float
     aborted_from: Offset
-    """`aborted` lacks none whose marker is here or later, wherever it began."""
+    """`aborted` lacks none whose marker is here or later, wherever it began, unless it is below
+    `listed_from`."""
+    listed_from: Offset = NO_OFFSET
+    """For readers below this offset `aborted` is not complete, as there are too many."""
     runs: list[RunCoordinate] = field(default_factory=list)
     ahead: dict[Offset, RunCoordinate] = field(default_factory=dict)
     windows: tuple[_Window, ...] = ()
@@ -192,7 +199,7 @@ class CoordinateCache:
             last_stable_offset=interval.last_stable_offset,
             coordinate_epoch=interval.coordinate_epoch,
             runs=runs,
-            aborted=_from_marker(interval.aborted, offset) if interval.aborted else (),
+            aborted=_aborted_for(interval, offset),
             learned_s=learned_s,
             confirmed_s=interval.confirmed_s,
         )
@@ -304,7 +311,9 @@ class CoordinateCache:
         if read.high_watermark >= interval.known_end:
             is_open = read.last_stable_offset < read.high_watermark
             interval.first_unstable = read.last_stable_offset if is_open else NO_OFFSET
-        if read.aborted:
+        if read.aborted is None:
+            interval.listed_from = interval.known_end
+        elif read.aborted:
             _take_aborted(interval, read.aborted)
         self._append_what_was_ahead(interval)
         del interval.runs[
@@ -370,6 +379,8 @@ class CoordinateCache:
             if passed:
                 interval.aborted_from = max(interval.aborted_from, kept_from)
                 del interval.aborted[:passed]
+        if len(interval.aborted) > self._limits.max_aborted:
+            interval.aborted, interval.listed_from = _NONE_ABORTED, interval.known_end
         self._size += interval.size - before
         self._intervals.move_to_end(key)
         while self._size > self._limits.max_runs and len(self._intervals) > 1:
@@ -417,8 +428,12 @@ def _place_of(aborted: Sequence[AbortedTransaction], offset: int) -> int:
     return bisect_left(aborted, offset, key=lambda entry: entry.last_offset)
 
 
-def _from_marker(aborted: Sequence[AbortedTransaction], offset: int) -> tuple[AbortedTransaction, ...]:
-    return tuple(aborted[_place_of(aborted, offset) :])
+def _aborted_for(interval: _Interval, offset: int) -> tuple[AbortedTransaction, ...] | None:
+    if offset < interval.listed_from:
+        return None
+    if not interval.aborted:
+        return ()
+    return tuple(interval.aborted[_place_of(interval.aborted, offset) :])
 
 
 def _end(runs: Sequence[RunCoordinate]) -> int:

@@ -4,7 +4,8 @@ Promises:
 - A partition's coordinates, log start, high watermark, last stable offset and epoch are from one moment,
   because one statement reads them [raced: docs/design/read-path.md#coordinates].
 - Runs are contiguous and below that high watermark.
-- An answer costs what it holds, not what the log holds.
+- An answer costs what it holds, not what the log holds. Nor does it cost more where very many aborted
+  transactions overlap it: then they are looked up by the batches that a reader has.
 - While a commit may be on no standby, there is no answer before a standby has confirmed a later write.
 - Below a partition's local start, where consumers read Parquet (docs/design/history.md#parquet-is-the-log),
   coordinates name row groups, and the runs that did not decode. They are contiguous all the same: a range
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from sequencer.database.array_parameters import Int4Array, Int8Array, UuidArray
+from sequencer.database.array_parameters import Int4Array, Int8Array, TextArray, UuidArray
 from sequencer.database.database import Database, Row, SequencerUnavailable
 from sequencer.database.named_sql import load_statements
 from storage.arrow.aborted_batches import AbortedTransaction
@@ -31,8 +32,10 @@ TIME_LOOKUP_STEP = 1000
 NOTHING = ObjectKey("")
 """Stands for an object's key: no record is left at these offsets."""
 _NO_TIMESTAMP_MS = -1
-MAX_ABORTED = 20_000
-"""Aborted transactions per partition and statement. If more overlap its runs, the first run alone is read."""
+MAX_ABORTED = 2_000
+"""Aborted transactions per partition and answer. If more may overlap the runs, readers look up those of the
+batches that they read."""
+_ABORTED_AT_A_TIME = 20_000
 _MAX_ABORTED_OF_A_RUN = 1_000_000
 _HISTORY_FILES = 16
 """Files, and runs among them, per statement and partition."""
@@ -78,8 +81,9 @@ class PartitionCoordinates:
     last_stable_offset: Offset
     coordinate_epoch: int
     runs: tuple[RunCoordinate, ...]
-    aborted: tuple[AbortedTransaction, ...] = ()
-    """All that overlap the runs, in the order of their markers, which may come after the runs."""
+    aborted: tuple[AbortedTransaction, ...] | None = ()
+    """All that overlap the runs, in the order of their markers, which may come after the runs. None: too many
+    to be listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +103,20 @@ class CoordinateRequest:
     partition: Partition
     from_offset: Offset
     max_runs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionalBatches:
+    """Batches of transactions that have ended, and the runs that they were read from. Batch `i` begins at
+    `base_offsets[i]` (in order, at least one) and is of the producer `producer_ids[i]`."""
+
+    runs: Sequence[RunCoordinate]
+    base_offsets: Sequence[int]
+    producer_ids: Sequence[int]
+
+    @property
+    def key(self) -> PartitionKey:
+        return self.runs[0].topic_id, self.runs[0].partition
 
 
 class KnownEnd(NamedTuple):
@@ -127,36 +145,70 @@ class Coordinates:
             max_aborted=MAX_ABORTED,
         )
         await self._heed_doubt(rows)
-        from_offsets = {(each.topic_id, each.partition): each.from_offset for each in requests}
-        found = await self._with_all_aborted(_grouped(rows), from_offsets)
+        found = _grouped(rows)
         history = await self._from_history(requests, found)
         return {key: each.coordinates for key, each in found.items()} | history
 
-    async def _with_all_aborted(
-        self, found: Mapping[PartitionKey, "_Found"], from_offsets: Mapping[PartitionKey, Offset]
-    ) -> dict[PartitionKey, "_Found"]:
-        """Reads only the first run where the runs overlap too many aborted transactions. Raises
-        SequencerUnavailable if one run does. Partitions that are gone by then are left out.
+    async def aborted_of_batches(
+        self, asked: Sequence[TransactionalBatches]
+    ) -> list[tuple[AbortedTransaction, ...] | None]:
+        """For each, the aborted transactions that hold one of its batches, in the order of their markers.
+        None: its runs are no longer what was read, so the batches must be read again.
 
-        It reads from the requested offset again, because the first run may be below the local start.
+        Where a run was swapped or the log start has moved, transactions may be forgotten that batches of that
+        run were part of.
         """
-        capped = [key for key, each in found.items() if len(each.coordinates.aborted) >= MAX_ABORTED]
-        if not capped:
-            return dict(found)
+        numbered = list(enumerate(asked))
+        batches = [(place, each) for place, each in numbered for _ in each.base_offsets]
+        runs = [(place, each, run) for place, each in numbered for run in each.runs]
         rows = await self._database.read(
-            SQL["read"],
-            topic_ids=UuidArray(topic_id for topic_id, _ in capped),
-            partitions=Int4Array(partition for _, partition in capped),
-            from_offsets=Int8Array(from_offsets[key] for key in capped),
-            max_runs=Int4Array(1 for _ in capped),
-            max_aborted=_MAX_ABORTED_OF_A_RUN,
+            SQL["aborted_of_batches"],
+            places=Int4Array(place for place, _ in batches),
+            topic_ids=UuidArray(each.key[0] for _, each in batches),
+            partitions=Int4Array(each.key[1] for _, each in batches),
+            base_offsets=Int8Array(offset for each in asked for offset in each.base_offsets),
+            producer_ids=Int8Array(producer for each in asked for producer in each.producer_ids),
+            run_places=Int4Array(place for place, _, _ in runs),
+            run_topic_ids=UuidArray(run.topic_id for _, _, run in runs),
+            run_partitions=Int4Array(run.partition for _, _, run in runs),
+            run_base_offsets=Int8Array(run.base_offset for _, _, run in runs),
+            run_positions=Int8Array(run.position for _, _, run in runs),
+            run_object_keys=TextArray(run.object_key for _, _, run in runs),
+            read_from=Int8Array(each.base_offsets[0] for _, each, _ in runs),
         )
-        await self._heed_doubt(rows)
-        again = _grouped(rows)
-        if any(len(each.coordinates.aborted) >= _MAX_ABORTED_OF_A_RUN for each in again.values()):
-            raise SequencerUnavailable(f"a run overlaps {_MAX_ABORTED_OF_A_RUN} aborted transactions or more")
-        read_again = set(capped)
-        return {key: each for key, each in found.items() if key not in read_again} | again
+        found: list[set[AbortedTransaction] | None] = [set() for _ in asked]
+        for row in rows:
+            entries = found[row.place]
+            if row.last_offset is None:
+                found[row.place] = None
+            elif entries is not None:
+                entries.add(AbortedTransaction(row.last_offset, row.first_offset, row.producer_id))
+        return [None if entries is None else tuple(sorted(entries)) for entries in found]
+
+    async def aborted_of_run(self, run: RunCoordinate) -> tuple[AbortedTransaction, ...] | None:
+        """All aborted transactions that overlap the run, in the order of their markers. None: the run is no
+        longer there. Raises SequencerUnavailable if there are more than a million."""
+        found: list[AbortedTransaction] = []
+        from_offset = run.base_offset
+        while len(found) < _MAX_ABORTED_OF_A_RUN:
+            [row] = await self._database.read(
+                SQL["aborted_of_run"],
+                topic_id=run.topic_id,
+                partition=run.partition,
+                base_offset=run.base_offset,
+                position=run.position,
+                object_key=run.object_key,
+                from_offset=from_offset,
+                cap=_ABORTED_AT_A_TIME,
+            )
+            if not row.is_there:
+                return None
+            page = _aborted(row.aborted or ())
+            found += [entry for entry in page if entry.first_offset <= run.last_offset]
+            if len(page) < _ABORTED_AT_A_TIME or row.stable_offset > run.last_offset:
+                return tuple(found)
+            from_offset = Offset(page[-1].last_offset + 1)
+        raise SequencerUnavailable(f"a run overlaps {_MAX_ABORTED_OF_A_RUN} aborted transactions or more")
 
     async def _from_history(
         self,
@@ -222,9 +274,7 @@ class Coordinates:
         changed: dict[PartitionKey, PartitionCoordinates | None] = {
             (row.topic_id, row.partition): None for row in rows if row.high_watermark is None
         }
-        known_ends = {(end.topic_id, end.partition): end.known_end for end in known}
         found = _grouped([row for row in rows if row.high_watermark is not None])
-        found = await self._with_all_aborted(found, known_ends)
         changed.update({key: each.coordinates for key, each in found.items()})
         return changed
 
@@ -317,8 +367,9 @@ class Coordinates:
 class _Found(NamedTuple):
     coordinates: PartitionCoordinates
     aborted_to: Offset
-    """The last offset of all runs that were read, also of those that are left out: the coordinates have all
-    aborted transactions that overlap runs up to here. -1: there was no run."""
+    """The coordinates list all aborted transactions that overlap runs up to here: the last offset of all runs
+    that were read, also of those that are left out. -1: there was no run. The last offset of all: they list
+    none."""
 
 
 def _grouped(rows: Sequence[Row]) -> dict[PartitionKey, _Found]:
@@ -333,16 +384,25 @@ def _grouped(rows: Sequence[Row]) -> dict[PartitionKey, _Found]:
         heads.setdefault(key, row)
         found = runs.setdefault(key, [])
         if row.base_offset is not None:
-            aborted_to[key] = row.last_offset
+            aborted_to[key] = _LAST_OFFSET if _are_too_many(heads[key]) else row.last_offset
             if row.last_offset >= row.local_start_offset:
                 found.append(_run(row))
     return {
-        key: _Found(_partition(head, runs[key]), aborted_to.get(key, NO_OFFSET))
+        key: _Found(
+            _partition(head, runs[key], aborted_to.get(key, NO_OFFSET)), aborted_to.get(key, NO_OFFSET)
+        )
         for key, head in heads.items()
     }
 
 
-def _partition(row: Row, runs: Sequence[RunCoordinate]) -> PartitionCoordinates:
+def _are_too_many(row: Row) -> bool:
+    """True if aborted transactions may be missing in the partition's first row."""
+    return len(row.aborted or ()) >= MAX_ABORTED
+
+
+def _partition(row: Row, runs: Sequence[RunCoordinate], read_to: Offset) -> PartitionCoordinates:
+    """`read_to`: the last offset of all runs that were read."""
+    aborted = tuple(entry for entry in _aborted(row.aborted or ()) if entry.first_offset <= read_to)
     return PartitionCoordinates(
         topic_id=row.topic_id,
         partition=row.partition,
@@ -352,7 +412,7 @@ def _partition(row: Row, runs: Sequence[RunCoordinate]) -> PartitionCoordinates:
         last_stable_offset=row.last_stable_offset,
         coordinate_epoch=row.coordinate_epoch,
         runs=tuple(runs),
-        aborted=_aborted(row.aborted or ()),
+        aborted=None if _are_too_many(row) else aborted,
     )
 
 

@@ -325,6 +325,12 @@ class Transactions:
         rows = await self._database.read(SQL["by_producer"], producer_id=producer_id)
         return _producer(rows[0]) if rows else None
 
+    async def adopt(self, producer_id: ProducerId, producer_epoch: int) -> ProducerOfTransactions | None:
+        """Gives a transactional id to an open transaction that has none, so that it can be ended. None: there
+        is no such transaction."""
+        rows = await self._database.run(SQL["adopt"], producer_id=producer_id, producer_epoch=producer_epoch)
+        return _producer(rows[0]) if rows else None
+
     async def open_offsets(self, key: PartitionKey) -> dict[ProducerId, Offset]:
         """Returns where the open transactions of producers begin in a partition."""
         rows = await self._database.read(SQL["open_offsets"], topic_id=key[0], partition=key[1])

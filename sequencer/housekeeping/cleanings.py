@@ -10,7 +10,7 @@ The caller decides what is due and what stays (`compactor/cleaning_rules.py`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
@@ -74,11 +74,13 @@ class CleaningClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunToClean:
-    """A run and where it is. `committed_at` is its object's."""
+    """A run and where it is. `committed_at` is its object's. `is_in_journal`: a log that is rebuilt from the
+    bucket alone has the run at its offsets."""
 
     run: RunToMerge
     object_key: ObjectKey
     committed_at: datetime
+    is_in_journal: bool = field(compare=False)
 
 
 class AbortedPage(NamedTuple):
@@ -230,4 +232,9 @@ def _run(key: PartitionKey, row: Row) -> RunToClean:
         max_timestamp_ms=row.max_timestamp_ms,
         aged_from_ms=0,
     )
-    return RunToClean(run=run, object_key=ObjectKey(row.object_key), committed_at=row.committed_at)
+    return RunToClean(
+        run=run,
+        object_key=ObjectKey(row.object_key),
+        committed_at=row.committed_at,
+        is_in_journal=row.is_in_journal,
+    )

@@ -72,10 +72,19 @@ WHERE p.topic_id = %(topic_id)s AND p.partition = %(partition)s AND p.state = 'l
     AND t.deleted_at IS NULL AND strpos(t.config ->> 'cleanup.policy', 'compact') > 0
 
 -- name: runs
--- From the run that holds an offset on.
+-- From the run that holds an offset on. `is_in_journal`: what the journal's last snapshot shows is in the
+-- bucket (journal.sql, new_segments). A row that was marked since counts as new until the next entry. Ages are
+-- right for two thousand million transactions, so older rows are judged by their time. A journal that has not
+-- begun has no bound.
 SELECT r.base_offset, r.last_offset, r.segment_id, r.position, r.length, r.min_timestamp_ms,
-    r.max_timestamp_ms, s.object_key, s.committed_at
+    r.max_timestamp_ms, s.object_key, s.committed_at,
+    j.snapshot IS NULL OR s.committed_at < j.taken_at - interval '1 day'
+        OR pg_visible_in_snapshot((j.next_xid - age(s.xmin))::text::xid8, j.snapshot) AS is_in_journal
 FROM runs AS r JOIN segments AS s USING (segment_id)
+CROSS JOIN (
+    SELECT snapshot, taken_at, pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+        + age(pg_snapshot_xmax(pg_current_snapshot())::xid) AS next_xid
+    FROM journal) AS j
 WHERE r.topic_id = %(topic_id)s AND r.partition = %(partition)s AND r.base_offset < %(end_offset)s
     AND r.base_offset >= coalesce((
         SELECT first.base_offset FROM runs AS first

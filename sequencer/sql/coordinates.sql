@@ -1,6 +1,7 @@
 -- Laterals make every look-up an index scan of the requested partition, whatever the size of the tables.
 -- `doubt` says if what is read may be on no standby (schema.sql, doubts). `aborted` comes with the first run
--- of a partition: the aborted transactions that overlap its runs (docs/design/transactions.md).
+-- of a partition: at least the aborted transactions that overlap its runs (docs/design/transactions.md). If
+-- there are :max_aborted, some may be missing.
 
 -- name: read
 -- The run that covers the requested offset has the greatest base offset at or below it.
@@ -10,18 +11,19 @@ SELECT p.topic_id, p.partition, p.log_start_offset, p.high_watermark,
        r.base_offset, r.last_offset, r.position, r.length, r.min_timestamp_ms, r.max_timestamp_ms,
        r.object_key, r.object_size_bytes,
        CASE WHEN r.place = 1 THEN (
-           SELECT array_agg(ARRAY[found.last_offset, found.first_offset, found.producer_id]
-               ORDER BY found.last_offset)
+           SELECT array_agg(ARRAY[near.last_offset, near.first_offset, near.producer_id]
+               ORDER BY near.last_offset)
            FROM (
                SELECT a.* FROM aborted_transactions AS a
                WHERE a.topic_id = p.topic_id AND a.partition = p.partition AND a.last_offset >= r.base_offset
-                 AND a.first_offset <= r.read_to
                  AND a.last_offset <= coalesce((
-                     SELECT last_offset FROM aborted_transactions AS last
-                     WHERE last.topic_id = p.topic_id AND last.partition = p.partition
-                         AND last.last_offset >= r.base_offset AND last.stable_offset > r.read_to
-                     ORDER BY last.last_offset LIMIT 1), 9223372036854775807)
-               ORDER BY a.last_offset LIMIT %(max_aborted)s::integer) AS found) END AS aborted,
+                     SELECT last_offset FROM (
+                         SELECT last_offset, stable_offset FROM aborted_transactions
+                         WHERE topic_id = p.topic_id AND partition = p.partition
+                             AND last_offset >= r.base_offset
+                         ORDER BY last_offset LIMIT %(max_aborted)s::integer) AS first
+                     WHERE stable_offset > r.read_to ORDER BY last_offset LIMIT 1), 9223372036854775807)
+               ORDER BY a.last_offset LIMIT %(max_aborted)s::integer) AS near) END AS aborted,
        (SELECT number FROM doubts WHERE only_row) AS doubt
 FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[], %(from_offsets)s::bigint[],
     %(max_runs)s::integer[])
@@ -54,18 +56,19 @@ SELECT asked.topic_id, asked.partition, p.log_start_offset, p.high_watermark,
        r.base_offset, r.last_offset, r.position, r.length, r.min_timestamp_ms, r.max_timestamp_ms,
        r.object_key, r.object_size_bytes,
        CASE WHEN r.place = 1 THEN (
-           SELECT array_agg(ARRAY[found.last_offset, found.first_offset, found.producer_id]
-               ORDER BY found.last_offset)
+           SELECT array_agg(ARRAY[near.last_offset, near.first_offset, near.producer_id]
+               ORDER BY near.last_offset)
            FROM (
                SELECT a.* FROM aborted_transactions AS a
                WHERE a.topic_id = p.topic_id AND a.partition = p.partition AND a.last_offset >= r.base_offset
-                 AND a.first_offset <= r.read_to
                  AND a.last_offset <= coalesce((
-                     SELECT last_offset FROM aborted_transactions AS last
-                     WHERE last.topic_id = p.topic_id AND last.partition = p.partition
-                         AND last.last_offset >= r.base_offset AND last.stable_offset > r.read_to
-                     ORDER BY last.last_offset LIMIT 1), 9223372036854775807)
-               ORDER BY a.last_offset LIMIT %(max_aborted)s::integer) AS found) END AS aborted,
+                     SELECT last_offset FROM (
+                         SELECT last_offset, stable_offset FROM aborted_transactions
+                         WHERE topic_id = p.topic_id AND partition = p.partition
+                             AND last_offset >= r.base_offset
+                         ORDER BY last_offset LIMIT %(max_aborted)s::integer) AS first
+                     WHERE stable_offset > r.read_to ORDER BY last_offset LIMIT 1), 9223372036854775807)
+               ORDER BY a.last_offset LIMIT %(max_aborted)s::integer) AS near) END AS aborted,
        (SELECT number FROM doubts WHERE only_row) AS doubt
 FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[], %(known_ends)s::bigint[],
     %(log_starts)s::bigint[], %(epochs)s::bigint[])
@@ -90,6 +93,51 @@ LEFT JOIN LATERAL (
 WHERE p.topic_id IS NULL OR p.high_watermark <> asked.known_end OR p.log_start_offset <> asked.log_start
    OR p.coordinate_epoch <> asked.epoch
 ORDER BY asked.place, r.base_offset
+
+-- name: aborted_of_batches
+-- Two sorts of rows. One per batch of an aborted transaction: the first of its producer that ends behind the
+-- batch is the only one that may hold it, as the transactions of a producer follow each other. And one of
+-- nulls per run that is no longer what was read: then transactions may be forgotten whose records were read.
+-- Both are from one moment.
+SELECT b.place, a.last_offset, a.first_offset, a.producer_id
+FROM unnest(%(places)s::integer[], %(topic_ids)s::uuid[], %(partitions)s::integer[],
+    %(base_offsets)s::bigint[], %(producer_ids)s::bigint[])
+    AS b (place, topic_id, partition, base_offset, producer_id)
+CROSS JOIN LATERAL (
+    SELECT * FROM aborted_transactions
+    WHERE topic_id = b.topic_id AND partition = b.partition AND producer_id = b.producer_id
+      AND last_offset > b.base_offset
+    ORDER BY last_offset LIMIT 1) AS a
+WHERE a.first_offset <= b.base_offset
+UNION
+SELECT r.place, NULL, NULL, NULL
+FROM unnest(%(run_places)s::integer[], %(run_topic_ids)s::uuid[], %(run_partitions)s::integer[],
+    %(run_base_offsets)s::bigint[], %(run_positions)s::bigint[], %(run_object_keys)s::text[],
+    %(read_from)s::bigint[])
+    AS r (place, topic_id, partition, base_offset, position, object_key, read_from)
+WHERE NOT EXISTS (
+    SELECT FROM partitions AS p
+    CROSS JOIN LATERAL (
+        SELECT segment_id, position FROM runs
+        WHERE topic_id = r.topic_id AND partition = r.partition AND base_offset = r.base_offset
+        OFFSET 0) AS found
+    CROSS JOIN LATERAL (
+        SELECT object_key FROM segments WHERE segment_id = found.segment_id OFFSET 0) AS s
+    WHERE p.topic_id = r.topic_id AND p.partition = r.partition AND p.state = 'live'
+      AND p.log_start_offset <= r.read_from AND found.position = r.position AND s.object_key = r.object_key)
+
+-- name: aborted_of_run
+-- The next :cap aborted transactions whose markers lie at an offset or behind it; and if the run is there.
+SELECT array_agg(ARRAY[a.last_offset, a.first_offset, a.producer_id] ORDER BY a.last_offset) AS aborted,
+    max(a.stable_offset) AS stable_offset,
+    EXISTS (
+        SELECT FROM runs JOIN segments USING (segment_id)
+        WHERE topic_id = %(topic_id)s AND partition = %(partition)s AND base_offset = %(base_offset)s
+            AND position = %(position)s AND object_key = %(object_key)s) AS is_there
+FROM (
+    SELECT * FROM aborted_transactions
+    WHERE topic_id = %(topic_id)s AND partition = %(partition)s AND last_offset >= %(from_offset)s
+    ORDER BY last_offset LIMIT %(cap)s) AS a
 
 -- name: bounds
 SELECT p.topic_id, p.partition, p.log_start_offset, p.high_watermark,

@@ -44,6 +44,15 @@ FROM (
 CROSS JOIN LATERAL (SELECT * FROM transactions WHERE producer_id = due.producer_id OFFSET 0) AS t
 LIMIT %(cap)s
 
+-- name: adopt
+-- A transactional id for an open transaction whose own row is gone. Nothing in Tidelog leaves one behind; a
+-- person who deletes rows may. Without an id nothing could end it.
+INSERT INTO transactions AS t (transactional_id, producer_id, producer_epoch, timeout_ms)
+SELECT 'hanging-' || %(producer_id)s::bigint, %(producer_id)s, %(producer_epoch)s, 0
+WHERE EXISTS (SELECT FROM transaction_partitions WHERE producer_id = %(producer_id)s)
+ON CONFLICT DO NOTHING
+RETURNING t.transactional_id, t.producer_id, t.producer_epoch
+
 -- name: lock_unused
 -- A page of :cap rows in order: those unused for long are locked. Rows that someone holds are left out.
 WITH looked AS MATERIALIZED (

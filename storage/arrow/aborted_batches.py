@@ -73,6 +73,15 @@ def are_markers(buffer: Buffer, positions: NDArray[np.int64]) -> NDArray[np.bool
     return is_control
 
 
+def producers_of_transactions(buffer: Buffer, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The producer of each batch with records of a transaction, and -1 for all others. They begin at the byte
+    `positions`."""
+    data = np.frombuffer(buffer, np.uint8)
+    flags = data[positions + _ATTRIBUTES + 1]
+    has_records_of_one = (flags & (_TRANSACTIONAL | _CONTROL)) == _TRANSACTIONAL
+    return np.where(has_records_of_one, _producers(data, positions), -1)
+
+
 def left_out(
     buffer: Buffer,
     positions: NDArray[np.int64],
@@ -89,10 +98,15 @@ def left_out(
     if not len(aborted) or not (flags & _TRANSACTIONAL).any():
         return is_control
     aborted = aborted[np.searchsorted(aborted[:, 0], base_offsets[0]) :]
-    producers = data[positions[:, np.newaxis] + np.arange(_PRODUCER_ID, _PRODUCER_ID + 8)]
-    is_aborted = _is_aborted(producers.view(">i8").ravel().astype(np.int64), base_offsets, aborted)
+    is_aborted = _is_aborted(_producers(data, positions), base_offsets, aborted)
     is_transactional: NDArray[np.bool_] = (flags & _TRANSACTIONAL) != 0
     return is_control | (is_aborted & is_transactional)
+
+
+def _producers(data: NDArray[np.uint8], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    found = data[positions[:, np.newaxis] + np.arange(_PRODUCER_ID, _PRODUCER_ID + 8)]
+    producers: NDArray[np.int64] = found.view(">i8").ravel().astype(np.int64)
+    return producers
 
 
 def _is_aborted(

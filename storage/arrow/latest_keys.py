@@ -10,7 +10,7 @@ Promises:
 - Each key is in the range of exactly one pass.
 - A record goes for a later one of the same key only. Keys are compared by a hash of 128 bits, SipHash-2-4
   with a secret that each cleaning draws: nobody can choose keys that collide, and among a thousand million
-  keys any two do with a chance of 2e-21.
+  keys any two do with a chance of 1.5e-21.
 """
 
 import secrets

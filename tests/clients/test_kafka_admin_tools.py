@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import confluent_kafka
+import psycopg
 import pytest
 
 from tests.clients.conftest import NewTopic
 from tests.support.java import Java, JavaFailed
+from tidelog.devstack.stack import Stack
 
 _REASSIGN = "reassign.ReassignPartitionsCommand"
 
@@ -154,6 +156,32 @@ def test_transactions_command_finds_no_hanging_transaction_in_an_open_one(
     assert transactions.run("find-hanging", "--topic", topic) == []
 
     producer.abort_transaction(60)
+
+
+def test_transactions_command_finds_and_aborts_a_transaction_that_has_lost_its_id(
+    transactions: Transactions, new_topic: NewTopic, zone_a: str, running: Stack
+) -> None:
+    """The only transaction that hangs here: somebody deleted its row, so no time-out finds it."""
+    topic = new_topic(2)
+    producer = _open_transaction(zone_a, topic, partitions=2)
+    described = transactions.described(topic)
+    with psycopg.connect(running.addresses.database_url) as connection:
+        connection.execute("DELETE FROM transactions WHERE transactional_id = %s", (topic,))
+
+    found = transactions.run("find-hanging", "--topic", topic)
+
+    assert sorted((row[0], row[1], row[2]) for row in found) == [
+        (topic, str(partition), described["producer"]) for partition in range(2)
+    ]
+    start_offset = found[0][5]
+    transactions.run("abort", "--topic", topic, "--partition", found[0][1], "--start-offset", start_offset)
+    assert transactions.run("find-hanging", "--topic", topic) == []
+    with pytest.raises(confluent_kafka.KafkaException):
+        producer.commit_transaction(60)
+    committed = confluent_kafka.Consumer({"bootstrap.servers": zone_a, "group.id": topic})
+    end = committed.get_watermark_offsets(confluent_kafka.TopicPartition(topic, 1), timeout=60)[1]
+    committed.close()
+    assert end == 2, "the record and the marker: the abort ended both partitions"
 
 
 def test_transactions_command_aborts_what_an_administrator_names(

@@ -5,6 +5,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -13,9 +14,10 @@ from prometheus_client import CollectorRegistry
 from compactor.cleaning import Cleaner, CleaningDiscoveryJob
 from compactor.cleaning_rules import MOST_MARKS, is_due, tombstones_to, with_mark
 from compactor.doctor import DoctorSettings, examine
+from compactor.journal_writer import JournalWriter
 from compactor.metrics import CleaningMetrics
 from sequencer.client import Sequencer
-from sequencer.housekeeping.cleanings import CleaningState, CleanMark
+from sequencer.housekeeping.cleanings import CleaningState, CleanMark, RunToClean
 from sequencer.topics.topic_config import TopicConfig
 from storage.arrow.arrow_columns import decode_batches
 from storage.arrow.latest_keys import LatestKeys
@@ -197,6 +199,49 @@ async def test_a_log_is_cleaned_when_enough_of_it_is_dirty_or_waited_too_long(pl
     await place.write((b"3", b"x"), timestamp_ms=now_ms - 7_200_000)
     assert await place.clean()
     assert await place.read() == latest(place.written)
+
+
+async def test_a_cleaning_of_one_pass_lists_its_dirty_runs_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lists all runs once more when it goes over the log, and looks at each stretch before it is
+    swapped."""
+    await place.topic()
+    for number in range(20):
+        await place.write((b"a", f"{number}".encode()))
+    listed: list[int] = []
+    runs = place.sequencer.cleanings.runs
+
+    async def noted(*asked: Any) -> Sequence[RunToClean]:
+        found = await runs(*asked)
+        listed.extend(each.run.base_offset for each in found)
+        return found
+
+    monkeypatch.setattr(place.sequencer.cleanings, "runs", noted)
+    assert await place.clean()
+
+    assert listed == [*range(20)] * 3
+    monkeypatch.undo()
+    assert await place.read() == [(19, b"a", b"19")]
+
+
+async def test_a_cleaning_ends_before_the_first_run_that_the_journal_does_not_have(place: Place) -> None:
+    await place.topic()
+    await place.sequencer.ownership.ratchet(place.store, CLUSTER)
+    journal = JournalWriter(place.sequencer, place.store, CLUSTER, small_steps())
+    await place.write((b"a", b"1"))
+    await place.write((b"a", b"2"))
+    await journal.write_entry()
+    await place.write((b"a", b"3"))
+    await place.write((b"b", b"4"))
+
+    assert await place.clean()
+    assert await place.read() == [(1, b"a", b"2"), (2, b"a", b"3"), (3, b"b", b"4")]
+    await place.clean()
+    assert await place.read() == [(1, b"a", b"2"), (2, b"a", b"3"), (3, b"b", b"4")]
+    await journal.write_entry()
+    assert await place.clean()
+    assert await place.read() == [(2, b"a", b"3"), (3, b"b", b"4")]
 
 
 async def test_more_keys_than_fit_take_several_passes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,11 @@ from storage.segments.journal_format import encode, read_container
 from storage.segments.keys import checkpoints_prefix, journal_prefix, merged_prefix
 from tests.compactor.builders import CLUSTER, pending, settings, written
 from tests.compactor.merging import a_log, read_all, read_back
+from tests.compactor.test_cleaning import Place as Compacted
 from tests.recovery.conftest import Place
 from tests.recovery.test_old_backups import merge_and_delete
 from tests.recovery.test_recover import idempotent, is_healthy
+from tests.spark_compaction.log import Log
 from tests.support.postgres import TEMPLATE
 
 
@@ -337,3 +339,20 @@ async def test_an_old_backup_on_which_an_agents_jobs_ran_is_not_taken_for_newer_
     assert report.source is Source.JOURNAL
     assert await read_all(place.sequencer, place.store, topic) == before
     assert await is_healthy(place)
+
+
+async def test_what_was_written_after_the_last_entry_comes_once_though_a_cleaning_came_between(
+    place: Place,
+) -> None:
+    log = Log(sequencer=place.sequencer, store=place.store)
+    compacted = Compacted(sequencer=place.sequencer, store=place.store, log=log)
+    await compacted.topic()
+    await begin(place)
+    await compacted.write((b"a", b"1"), (b"c", b"1"))
+    await compacted.write((b"c", b"2"))
+    await compacted.clean()
+
+    destroy(place)
+    await place.recover()
+
+    assert await compacted.read() == compacted.written

@@ -1,11 +1,14 @@
 """Transactions after a recovery: what consumers of committed data read, and who may write."""
 
-from typing import NamedTuple
+import asyncio
+from typing import Any, NamedTuple
 
 import pytest
 from kafka.record import MemoryRecordsBuilder
+from typer.testing import CliRunner
 
 from recovery.plan import Source
+from recovery.report import Report
 from recovery.young import YoungSegments
 from sequencer.commits.producers import ProducerIdentity
 from sequencer.commits.transactions import (
@@ -28,6 +31,8 @@ from tests.recovery.conftest import Place
 from tests.recovery.test_from_the_bucket import begin, destroy, journal
 from tests.recovery.test_old_backups import merge_and_delete
 from tests.recovery.test_recover import is_healthy
+from tidelog.cli import app
+from tidelog.commands import recover as recover_module
 
 MINUTE_MS = 60_000
 
@@ -73,6 +78,39 @@ async def end(place: Place, producer: ProducerOfTransactions, *, is_commit: bool
     )
 
 
+class Command(NamedTuple):
+    """How `tidelog recover` ended."""
+
+    exit_code: int
+    said: str
+    report: Report
+
+
+async def as_command(place: Place, *arguments: str) -> Command:
+    """`tidelog recover` in this process, with its report."""
+    reports: list[Report] = []
+    show = recover_module._show
+
+    def noted(report: Report, *others: Any) -> None:
+        reports.append(report)
+        show(report, *others)
+
+    environment = {
+        "TIDELOG_DATABASE_URL": place.database_url,
+        "TIDELOG_STORE_URL": place.store_url,
+        "TIDELOG_CLUSTER": CLUSTER,
+        "TIDELOG_OWNERSHIP_RATCHET_S": "0.05",
+        "COLUMNS": "200",
+    }
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(recover_module, "_show", noted)
+        ended = await asyncio.to_thread(
+            CliRunner().invoke, app, ["recover", *arguments], env=environment, catch_exceptions=False
+        )
+    assert reports, ended.output
+    return Command(ended.exit_code, ended.output, reports[-1])
+
+
 class Seen(NamedTuple):
     """What consumers of a partition see."""
 
@@ -87,7 +125,7 @@ class Seen(NamedTuple):
 async def seen(place: Place, topic: Topic) -> Seen:
     """Reads as a client: the list of aborted transactions, and abort markers, say what to leave out."""
     found = await coordinates(place.sequencer, topic, 0)
-    aborted = sorted(found.aborted, key=lambda one: one.first_offset)
+    aborted = sorted(found.aborted or (), key=lambda one: one.first_offset)
     left_out, committed, records, markers = set[int](), list[int](), list[int](), list[int]()
     for run in found.runs:
         data = bytes(await place.store.get(run.object_key, run.position, run.position + run.length))
@@ -160,8 +198,13 @@ async def test_a_transaction_that_ended_after_the_last_entry_is_aborted_and_list
     await written(place.sequencer, place.store, pending(topic, 1))  # young, appended at 3
 
     destroy(place)
-    report = await place.recover()
+    rehearsed = await as_command(place, "--dry-run")
+    done = await as_command(place, "--take-over", "--yes")
+    report = done.report
 
+    assert (rehearsed.exit_code, done.exit_code) == (0, 3)
+    assert "nothing is lost, but 2 ends of transactions are not known" in done.said
+    assert (await as_command(place, "--yes")).exit_code == 0, "nothing is open any more"
     assert report.appended == 3
     assert report.refused == []
     assert await seen(place, topic) == Seen([3], [0, 1, 2, 3], [4, 5], is_stable=True)

@@ -290,7 +290,7 @@ class TransactionMachine(RuleBasedStateMachine):
                     last_stable=found.last_stable_offset,
                     high_watermark=found.high_watermark,
                     runs=tuple((int(run.base_offset), int(run.last_offset)) for run in found.runs),
-                    aborted=found.aborted,
+                    aborted=found.aborted or (),
                 )
             )
         queries = [

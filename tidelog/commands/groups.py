@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -27,6 +28,7 @@ from tidelog.output import as_text, counted, print_json
 from tidelog.process.environment import Environment
 from tidelog.process.setting_options import with_settings
 from tidelog.process.settings import ClientSettings
+from tidelog.streams_groups import StreamsGroup, Tasks
 
 app = typer.Typer(
     add_completion=False,
@@ -77,7 +79,10 @@ def describe(environment: Environment, name: Name, *, as_json: AsJson = False) -
     assignor = f"  assignor {escape(group.assignor)}" if group.assignor else ""
     told = f"[bold]{escape(name)}[/]  {_colored(group.state)}  {group.kind}{assignor}{coordinator}"
     console.print(told, highlight=False, soft_wrap=True)
-    _show_members(group, console)
+    if group.streams is None:
+        _show_members(group, console)
+    else:
+        _show_streams(group.streams, console)
     _show_unread(group, unread, now_ms, console)
 
 
@@ -254,6 +259,36 @@ def _show_members(group: GroupView, console: Console) -> None:
     console.print(table)
 
 
+def _show_streams(group: StreamsGroup, console: Console) -> None:
+    """The topology, and members with their tasks, which are named `subtopology_partition`."""
+    console.print(
+        f"group epoch {group.group_epoch}  assignment epoch {group.assignment_epoch}  topology epoch "
+        + ("-" if group.topology_epoch < 0 else str(group.topology_epoch)),
+        highlight=False,
+    )
+    if group.subtopologies:
+        columns = ("subtopology", "sources", "repartition sources", "repartition sinks", "changelogs")
+        table = Table(*columns, header_style="bold cyan")
+        for part in group.subtopologies:
+            topics = (part.sources, part.repartition_sources, part.repartition_sinks, part.changelogs)
+            table.add_row(escape(part.subtopology_id), *(escape(", ".join(some)) or "-" for some in topics))
+        console.print(table)
+    if not group.members:
+        console.print("No members.")
+        return
+    of_member = ("member", "client id", "host", "process", "epoch", "active", "standby", "warm-up")
+    table = Table(*of_member, title=counted(len(group.members), "member"), header_style="bold cyan")
+    for member in group.members:
+        epoch = f"{member.member_epoch}" + (" (reconciling)" if member.is_reconciling else "")
+        named = (member.member_id, member.client_id, member.host, member.process_id, epoch)
+        table.add_row(*map(escape, named), *map(_tasks, (member.active, member.standby, member.warmup)))
+    console.print(table)
+
+
+def _tasks(tasks: Tasks) -> str:
+    return ", ".join(f"{escape(part)}_{number}" for part, number in tasks) or "-"
+
+
 def _show_unread(group: GroupView, unread: list[Unread], now_ms: int, console: Console) -> None:
     if not unread:
         console.print("No committed offsets.")
@@ -287,6 +322,7 @@ def _as_json(group: GroupView, unread: list[Unread], now_ms: int) -> dict[str, A
         "state": group.state,
         "assignor": group.assignor,
         "coordinator": group.coordinator,
+        **({} if group.streams is None else {"streams": asdict(group.streams)}),
         "members": [
             {
                 "member_id": member.member_id,

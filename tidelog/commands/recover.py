@@ -44,6 +44,8 @@ from tidelog.process.settings import ClientSettings
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _LOSSES = 2
 """The exit status if records were lost."""
+_ENDS_UNKNOWN = 3
+"""The exit status if none were lost, but transactions were aborted that may have been committed."""
 
 
 @app.command("recover")
@@ -59,7 +61,9 @@ def recover_command(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Compare the database with the bucket, and make one log of both. Exit status 2 if records are lost."""
+    """Compare the database with the bucket, and make one log of both. Exit status 2 if records are lost; 3 if
+    none are, but transactions were aborted whose end is not known.
+    """
     task = _task(find_cluster(environment), take_over=take_over)
     console = Console()
 
@@ -109,6 +113,8 @@ def recover_command(
     console.print("Start the agents. `tidelog doctor --verify` checks the result.")
     if not report.is_lossless:
         raise typer.Exit(_LOSSES)
+    if report.aborted:
+        raise typer.Exit(_ENDS_UNKNOWN)
 
 
 def _task(found: Environment, *, take_over: bool) -> Task:
@@ -156,14 +162,20 @@ def _show(report: Report, settings: RecoverySettings, console: Console) -> None:
     _show_losses(report, console)
     _show_aborted(report, console)
     would = "would be " if report.is_rehearsal else ""
-    verdict = (
-        f"[bold green]{counted(report.appended, 'record')} {would}appended; nothing is lost[/]"
-        if report.is_lossless
-        else (
+    aborted = len(report.aborted) + report.aborted_more
+    appended = f"{counted(report.appended, 'record')} {would}appended"
+    if not report.is_lossless:
+        verdict = (
             f"[bold red]{counted(report.gone, 'offset')} gone, "
             f"{counted(report.records_refused, 'record')} refused[/]"
         )
-    )
+    elif report.aborted:
+        verdict = (
+            f"[bold yellow]{appended}; nothing is lost, but {counted(aborted, 'end')} of transactions "
+            f"{'is' if aborted == 1 else 'are'} not known[/]"
+        )
+    else:
+        verdict = f"[bold green]{appended}; nothing is lost[/]"
     console.print(verdict + ("  [dim](dry run: nothing was written)[/]" if report.is_rehearsal else ""))
 
 
@@ -237,7 +249,8 @@ def _cells(change: PartitionChange) -> tuple[str, ...]:
 def _show_aborted(report: Report, console: Console) -> None:
     if not report.aborted:
         return
-    shown = Table("aborted, because its end could not be known", "producer id", header_style="bold yellow")
+    title = "aborted: it may have been committed, or still open"
+    shown = Table(title, "producer id", header_style="bold yellow")
     for one in report.aborted:
         shown.add_row(f"{one.name} [{one.first_offset}, {one.marker_offset}]", str(one.producer_id))
     console.print(shown)

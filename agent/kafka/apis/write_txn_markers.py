@@ -1,8 +1,9 @@
 """Kafka API 27, WriteTxnMarkers, v1-v2 (KIP-98; KIP-664: an administrator aborts a hanging transaction).
 
 An abort ends the producer's whole open transaction and fences the producer, because partitions of one
-transaction never end apart. Without an open transaction there is nothing to do. Refused: a commit, because
-only the producer knows if its transaction is complete (INVALID_REQUEST).
+transaction never end apart. Without an open transaction there is nothing to do. A transaction that has lost
+its transactional id hangs: no time-out ends it, but an abort does. Refused: a commit, because only the
+producer knows if its transaction is complete (INVALID_REQUEST).
 """
 
 from typing import Protocol
@@ -50,7 +51,10 @@ async def _end(marker: WritableTxnMarker, context: RequestContext[_Uses]) -> Err
     if marker.transaction_result:
         return ErrorCode.invalid_request
     transactions = context.parts.sequencer.transactions
-    producer = await transactions.of_producer(ProducerId(marker.producer_id))
+    producer_id = ProducerId(marker.producer_id)
+    producer = await transactions.of_producer(producer_id)
+    if producer is None:
+        producer = await transactions.adopt(producer_id, marker.producer_epoch)
     if producer is None:
         return ErrorCode.none
     if marker.producer_epoch < producer.producer_epoch:

@@ -13,14 +13,13 @@ from prometheus_client import CollectorRegistry
 
 from agent.http import coordinates_api
 from agent.http.app import create_http_app
-from agent.http.coordinates_api import Piece, pieces_of, within_bound
+from agent.http.coordinates_api import pieces_of
 from agent.http.parts import HttpParts
 from sequencer.client import Sequencer
 from sequencer.commits import coordinates
 from sequencer.commits.coordinates import NOTHING, RunCoordinate
 from sequencer.history.history_values import TableFile
-from storage.arrow.aborted_batches import AbortedTransaction, overlapping
-from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, ProducerId, TopicId
+from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, TopicId
 from storage.stores.object_store import ObjectStore
 from tests.spark_compaction.log import Log, one, records
 
@@ -130,29 +129,6 @@ async def test_too_many_aborted_transactions_make_shorter_pages(
     assert ends == [10, 20, *range(30, 41)]
 
 
-async def test_a_page_ends_before_the_run_that_needs_too_many_aborted_transactions(
-    client: httpx.AsyncClient, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each of five transactions has two runs: its record and its marker."""
-    for number in range(5):
-        aborted = await log.transaction(f"{number}")
-        await log.write_in(aborted, "orders", one(0, *records(1)))
-        await log.end(aborted, commit=False)
-    whole = await pieces(client)
-    monkeypatch.setattr(coordinates_api, "_MAX_ABORTED", 2)
-    monkeypatch.setattr(coordinates_api, "_MAX_ABORTED_ON_LOOP", 0)  # in a thread
-
-    pages: list[dict[str, Any]] = []
-    start: int | None = 0
-    while start is not None:
-        pages.append(await pieces(client, from_offset=start))
-        start = pages[-1]["next"]
-
-    assert [page["pieces"][-1]["end_offset"] for page in pages] == [34, 38, 40]
-    assert [piece for page in pages for piece in page["pieces"]] == whole["pieces"]
-    assert [entry for page in pages for entry in page["aborted"]] == whole["aborted"]
-
-
 async def test_a_run_that_overlaps_too_many_aborted_transactions_is_a_page_by_itself(
     client: httpx.AsyncClient, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,7 +138,8 @@ async def test_a_run_that_overlaps_too_many_aborted_transactions_is_a_page_by_it
     await log.write("orders", one(0, *records(1)))
     for transaction in both:
         await log.end(transaction, commit=False)
-    monkeypatch.setattr(coordinates_api, "_MAX_ABORTED", 1)
+    monkeypatch.setattr(coordinates, "MAX_ABORTED", 1)
+    monkeypatch.setattr(coordinates_api, "_MAX_ABORTED_ON_LOOP", 0)  # in a thread
 
     found = await pieces(client, from_offset=32)
 
@@ -268,36 +245,3 @@ def test_row_groups_are_named_by_their_files_and_a_range_without_records_by_noth
         ("parquet", 0, 10),
         ("raw", 20, 30),
     ]
-
-
-@given(
-    cuts,
-    st.lists(st.tuples(st.integers(0, 120), st.integers(1, 30)), max_size=20),
-    st.integers(0, 5),
-    st.data(),
-)
-def test_a_page_is_as_long_as_its_aborted_transactions_allow(
-    run_cuts: list[int], spans: list[tuple[int, int]], most: int, data: st.DataObject
-) -> None:
-    edges = list(pairwise([0, *run_cuts, 100]))
-    in_files = data.draw(st.lists(st.booleans(), min_size=len(edges), max_size=len(edges)))
-    files = [a_file(first, end - 1) for (first, end), is_in in zip(edges, in_files, strict=True) if is_in]
-    pieces = pieces_of(files, [a_run(first, end - 1) for first, end in edges], 0, 0, 100)
-    aborted = sorted(
-        AbortedTransaction(Offset(first + length), Offset(first), ProducerId(1)) for first, length in spans
-    )
-
-    found = within_bound(pieces, aborted, most)
-
-    def needed(some: list[Piece]) -> int:
-        runs = [piece for piece in some if piece.kind == "raw"]
-        return len(overlapping(aborted, runs[0].first_offset, runs[-1].end_offset)) if runs else 0
-
-    def run_count(some: list[Piece]) -> int:
-        return sum(piece.kind == "raw" for piece in some)
-
-    assert found == pieces[: len(found)]
-    assert needed(found) <= most or run_count(found) == 1
-    if len(found) < len(pieces):
-        assert run_count(found) >= 1
-        assert needed(pieces[: len(found) + 1]) > most

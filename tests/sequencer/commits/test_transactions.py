@@ -1,5 +1,7 @@
 """Transactions: their producers, batches, offsets and ends (docs/design/transactions.md)."""
 
+from typing import Any
+
 import pytest
 
 from sequencer.client import Sequencer
@@ -27,6 +29,7 @@ from sequencer.commits.transactions import (
     ProducerOfTransactions,
     TransactionRefusal,
 )
+from sequencer.database.database import SequencerUnavailable
 from sequencer.groups.committed_offsets import CommittedOffset, OffsetCommit, OffsetQuery
 from storage.arrow.aborted_batches import AbortedTransaction, overlapping
 from storage.batches.record_batch import read_header
@@ -96,9 +99,11 @@ async def end(
     return ended
 
 
-async def look(sequencer: Sequencer, key: PartitionKey, from_offset: int = 0) -> PartitionCoordinates:
+async def look(
+    sequencer: Sequencer, key: PartitionKey, from_offset: int = 0, max_runs: int = 100
+) -> PartitionCoordinates:
     request = CoordinateRequest(
-        topic_id=key[0], partition=key[1], from_offset=Offset(from_offset), max_runs=100
+        topic_id=key[0], partition=key[1], from_offset=Offset(from_offset), max_runs=max_runs
     )
     return (await sequencer.coordinates.read([request]))[key]
 
@@ -165,51 +170,57 @@ async def abort_some(sequencer: Sequencer, key: PartitionKey, count: int) -> Non
 
 
 @pytest.mark.parametrize("local_start", [0, 1, 5, 10, 11])
-async def test_runs_below_the_local_start_have_their_aborted_transactions_however_many(
+async def test_runs_below_the_local_start_have_their_aborted_transactions_or_say_that_they_are_too_many(
     sequencer: Sequencer, monkeypatch: pytest.MonkeyPatch, local_start: int
 ) -> None:
-    """Runs there did not decode. More transactions overlap them than one statement reads."""
+    """Runs there did not decode."""
     [key] = await a_topic(sequencer, 1)
     await abort_some(sequencer, key, 5)
     await plain(sequencer, key)
     everything = (await look(sequencer, key)).aborted
+    assert everything is not None
     await sequencer.database.run(f"UPDATE partitions SET local_start_offset = {local_start}")
     monkeypatch.setattr(coordinates, "MAX_ABORTED", 2)
 
-    offset, pages = 0, []
-    while offset < 11:
-        page = await look(sequencer, key, offset)
-        pages.append(page)
-        offset = page.runs[-1].last_offset + 1
+    for max_runs in (1, 2, 6, 100):
+        offset, pages = 0, []
+        while offset < 11:
+            page = await look(sequencer, key, offset, max_runs)
+            pages.append(page)
+            offset = page.runs[-1].last_offset + 1
 
-    assert [run.base_offset for page in pages for run in page.runs] == list(range(11))
-    for page in pages:
-        first, last = page.runs[0].base_offset, page.runs[-1].last_offset
-        assert set(overlapping(everything, first, last + 1)) <= set(page.aborted)
+        assert [run.base_offset for page in pages for run in page.runs] == list(range(11))
+        for page in pages:
+            first, last = page.runs[0].base_offset, page.runs[-1].last_offset
+            if page.aborted is not None:
+                assert set(overlapping(everything, first, last + 1)) <= set(page.aborted)
+        assert (max_runs < 6) == all(page.aborted is not None for page in pages)
 
 
 async def test_a_page_from_history_ends_before_a_run_whose_aborted_transactions_were_not_read(
     sequencer: Sequencer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Offsets 2 to 7 are in history alone; what is raw lies before and behind them, below the local start."""
+    """Offsets 2 to 7 are in history alone. What is raw behind them is merged between the statement that reads
+    the aborted transactions and the one that reads the history."""
     [key] = await a_topic(sequencer, 1)
     await abort_some(sequencer, key, 5)
     await sequencer.database.run("DELETE FROM runs WHERE base_offset BETWEEN 2 AND 7")
     await sequencer.database.run("UPDATE partitions SET local_start_offset = 10")
-    monkeypatch.setattr(coordinates, "MAX_ABORTED", 2)
+    read_history = sequencer.coordinates._read_history
 
-    first, from_marker = await look(sequencer, key), await look(sequencer, key, 1)
-    from_gap, last = await look(sequencer, key, 4), await look(sequencer, key, 9)
+    async def merge_first(*spans: Any) -> Any:
+        await sequencer.database.run("DELETE FROM runs WHERE base_offset = 9")
+        await sequencer.database.run("UPDATE runs SET last_offset = 9 WHERE base_offset = 8")
+        return await read_history(*spans)
 
-    def spans(found: PartitionCoordinates) -> list[tuple[int, int, bool]]:
-        return [(run.base_offset, run.last_offset, run.object_key != NOTHING) for run in found.runs]
+    monkeypatch.setattr(sequencer.coordinates, "_read_history", merge_first)
+    [gap] = (await look(sequencer, key, 4, 1)).runs
 
-    assert spans(first) == [(0, 0, True)]
-    assert spans(from_marker) == [(1, 1, True), (2, 7, False)]
-    assert spans(from_gap) == [(4, 7, False), (8, 8, True), (9, 9, True)]
-    assert spans(last) == [(9, 9, True)]
-    assert [entry.last_offset for entry in first.aborted] == [1]
-    assert 9 in [entry.last_offset for entry in from_gap.aborted]
+    assert (gap.base_offset, gap.last_offset, gap.object_key) == (4, 7, NOTHING)
+
+    await sequencer.database.run("UPDATE runs SET last_offset = 8 WHERE base_offset = 8")
+    with pytest.raises(SequencerUnavailable, match="was moved"):
+        await look(sequencer, key, 8, 1)
 
 
 async def test_a_poll_from_below_the_local_start_is_answered_however_many_transactions_were_aborted(
@@ -231,6 +242,25 @@ async def test_a_poll_from_below_the_local_start_is_answered_however_many_transa
 
     assert polled is not None
     assert (polled.high_watermark, polled.runs) == (6, ())
+
+
+async def test_a_transaction_that_has_lost_its_id_gets_another_only_while_it_is_open(
+    sequencer: Sequencer,
+) -> None:
+    [key] = await a_topic(sequencer, 1)
+    producer = await a_producer(sequencer)
+    await write(sequencer, producer, key)
+    await sequencer.database.run("DELETE FROM transactions")
+
+    adopted = await sequencer.transactions.adopt(producer.producer_id, producer.producer_epoch)
+    assert adopted is not None
+    assert await sequencer.transactions.adopt(producer.producer_id, producer.producer_epoch) is None
+    await end(sequencer, adopted, is_commit=False, cause=EndCause.FENCE)
+    found = await look(sequencer, key)
+
+    assert found.aborted == (AbortedTransaction(Offset(1), Offset(0), producer.producer_id),)
+    assert found.last_stable_offset == found.high_watermark == 2
+    assert await sequencer.transactions.adopt(producer.producer_id, producer.producer_epoch) is None
 
 
 async def test_the_oldest_open_transaction_holds_the_last_stable_offset(sequencer: Sequencer) -> None:

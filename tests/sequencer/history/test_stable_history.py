@@ -101,7 +101,7 @@ async def test_a_compaction_gets_the_aborted_transactions_that_overlap_it(sequen
 
     rest = await begin(sequencer, key)
 
-    known = (await look(sequencer, key)).aborted
+    known = (await look(sequencer, key)).aborted or ()
     assert first.aborted == {0: known}
     assert rest.aborted == {0: known[2:]}
 

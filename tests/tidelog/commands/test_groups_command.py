@@ -1,17 +1,30 @@
 """`tidelog groups` and `tidelog consume --group` against a running stack, as a user runs them."""
 
+import asyncio
 import itertools
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from confluent_kafka import Consumer
+from kio.schema.errors import ErrorCode
+from kio.schema.streams_group_heartbeat.v0.request import (
+    StreamsGroupHeartbeatRequest,
+    Subtopology,
+    Topology,
+)
+from kio.schema.types import GroupId, TopicName
+from kio.static.primitive import i32, i32Timedelta
 from typer.testing import CliRunner, Result
 
+from tests.support.kafka_wire import coordinator_of
 from tests.support.waiting import wait_until
 from tidelog.cli import app
 from tidelog.devstack.stack import Stack
@@ -92,6 +105,86 @@ def member(stack: Stack, topic: str, request: pytest.FixtureRequest) -> Iterator
     consumer = a_member(stack, group, topic, request.param)
     yield group, request.param
     consumer.close()
+
+
+STREAMS_TOPOLOGY = Topology(
+    epoch=i32(3),
+    subtopologies=(
+        Subtopology(
+            subtopology_id="0",
+            source_topics=(),
+            state_changelog_topics=(),
+            repartition_source_topics=(),
+            copartition_groups=(),
+        ),
+    ),
+)
+
+
+def a_streams_member(stack: Stack, group: str, topic: str) -> str:
+    """A member that has its tasks, as Kafka Streams would join. Returns its id."""
+    [part] = STREAMS_TOPOLOGY.subtopologies
+    topology = replace(STREAMS_TOPOLOGY, subtopologies=(replace(part, source_topics=(TopicName(topic),)),))
+    member_id = str(uuid4())
+    joins = StreamsGroupHeartbeatRequest(
+        group_id=GroupId(group),
+        member_id=member_id,
+        member_epoch=i32(0),
+        endpoint_information_epoch=i32(-1),
+        rebalance_timeout=i32Timedelta.parse(timedelta(seconds=60)),
+        topology=topology,
+        active_tasks=(),
+        standby_tasks=(),
+        warmup_tasks=(),
+        process_id="process",
+        client_tags=(),
+        task_offsets=(),
+        task_end_offsets=(),
+    )
+
+    async def join() -> None:
+        host, port = stack.addresses.bootstrap.split(",")[0].rsplit(":", 1)
+        connection = await coordinator_of(host, int(port), group)
+        request, tasks = joins, None
+        while not tasks:
+            answer = await connection.ask(request)
+            assert answer.error_code is ErrorCode.none, answer
+            tasks = answer.active_tasks
+            request = replace(
+                joins, member_epoch=answer.member_epoch, topology=None, active_tasks=tasks or ()
+            )
+            await asyncio.sleep(0.1)
+        await connection.ask(replace(request, active_tasks=tasks))
+        connection.kill()
+
+    asyncio.run(join())
+    return member_id
+
+
+def test_a_streams_group_is_listed_and_described_with_its_topology_and_tasks(
+    run: Run, stack: Stack, topic: str
+) -> None:
+    group = f"streams-{next(_numbers)}"
+    member_id = a_streams_member(stack, group, topic)
+
+    listed = json.loads(run("groups", "list", "--json").stdout)
+    [row] = [row for row in listed if row["group"] == group]
+    assert row["type"] == "streams"
+    found = described(run, group)
+    assert (found["type"], found["streams"]["topology_epoch"]) == ("streams", 3)
+    [member] = found["streams"]["members"]
+    assert (member["member_id"], member["active"]) == (member_id, [["0", 0]])
+    assert (member["standby"], member["warmup"], member["is_reconciling"]) == ([], [], False)
+    [part] = found["streams"]["subtopologies"]
+    assert (part["subtopology_id"], part["sources"]) == ("0", [topic])
+    assert [entry["member_id"] for entry in found["partitions"]] == [member_id]
+
+    shown = run("groups", "describe", group).stdout
+    assert "topology epoch 3" in shown
+    assert "0_0" in shown
+
+    with pytest.raises(UserError, match="is in use"):
+        run("groups", "reset-offsets", group, "--topic", topic, "--to-earliest", "--execute")
 
 
 def test_a_group_reads_on_where_it_stopped(run: Run, topic: str) -> None:

@@ -87,7 +87,12 @@ def coordinates_of(runs: list[RunCoordinate]) -> PartitionCoordinates:
 
 
 LIMITS = CoordinateLimits(
-    max_age_s=60.0, max_runs=ENTRIES * 10, max_runs_per_partition=4096, max_ahead=1, max_windows=1
+    max_age_s=60.0,
+    max_runs=ENTRIES * 10,
+    max_runs_per_partition=4096,
+    max_ahead=1,
+    max_windows=1,
+    max_aborted=2000,
 )
 
 
