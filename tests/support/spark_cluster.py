@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 import pyspark
@@ -23,6 +24,7 @@ from tests.support.child import free_port, wait_until_open
 from tidelog.devstack.watchdog import Watchdog
 
 ROOT = Path(__file__).resolve().parents[2]
+SUBMITTED = ROOT / "infra" / "spark" / "tidelog_submit.py"
 SPARK_HOME = Path(pyspark.__path__[0])
 _HOST = "127.0.0.1"
 _START_TIMEOUT_S = 90.0
@@ -91,21 +93,27 @@ class SparkCluster:
         process.wait(_STOP_TIMEOUT_S)
 
     def submit(
-        self, arguments: Sequence[str], environment: Mapping[str, str], log_file: Path, **conf: str
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        log_file: Path,
+        *,
+        script: Path = SUBMITTED,
+        conf: Mapping[str, str] = MappingProxyType({}),
     ) -> "subprocess.Popen[bytes]":
-        """spark-submit of `tidelog_submit.py`. It leads a process group, so that a driver is killed whole."""
+        """spark-submit of `script`. It leads a process group, so that a driver is killed whole."""
         options = {
             "spark.driver.host": _HOST,
             "spark.driver.bindAddress": _HOST,
             "spark.executor.memory": "512m",
             "spark.executor.extraJavaOptions": _LIGHT_JAVA,
             "spark.task.maxFailures": "4",
-            **{name.replace("_", "."): value for name, value in conf.items()},
+            **conf,
         }
         command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", self.master]
         for name, value in options.items():
             command += ["--conf", f"{name}={value}"]
-        command += [str(ROOT / "infra" / "spark" / "tidelog_submit.py"), *arguments]
+        command += [str(script), *arguments]
         with log_file.open("ab") as log:
             process = subprocess.Popen(
                 command,
