@@ -273,6 +273,8 @@ class Cleaner:
         if not await self._find_end(cleaning):
             await self._sequencer.cleanings.let_go(cleaning.claim, is_still_due=False)
             return True
+        if not await self._sequencer.cleanings.note_tombstones(cleaning.claim, cleaning.tombstones_to):
+            raise ClaimLost("the lease of the cleaning has ended")
         await self._note_keys(cleaning, most_passes=_MOST_PASSES)
         while True:
             cleaning.clean_bytes, cleaning.oldest_tombstone = 0, -1
@@ -286,7 +288,7 @@ class Cleaner:
     async def _find_end(self, cleaning: _Cleaning) -> bool:
         """Finds `end`, behind the runs to clean, and the memory for their keys. False: there is nothing to
         do."""
-        state, config, stable_to = cleaning.state, cleaning.config, cleaning.state.last_stable_offset
+        state, config, stable_to = cleaning.state, cleaning.config, cleaning.state.cleanable_to
         runs = dirty_bytes = 0
         oldest_ms: int | None = None
         end = cleaning.end
