@@ -202,6 +202,10 @@ class StatePublisher:
         """Raises SparkJobFailed, ManifestRefused, and as `publish_staged`."""
         outcome: Published | PublishRefused = PublishRefused(reason="")
         for _ in range(_ATTEMPTS):
+            now = await self._sequencer.history.version(job.topic_id)
+            if now is None:
+                return PublishRefused(reason="the topic was deleted")
+            job = replace(job, table=now)
             removed, sources = await self._files(job, verified)
             rewrites = [Rewrite(sources=(file,)) for file in sources]
             rows = [] if not rewrites else await self._look(job, rewrites, state)

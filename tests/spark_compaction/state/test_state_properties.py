@@ -1,5 +1,5 @@
-"""Random histories of a compacted topic: after each compaction the table is the state of the model, and of what a
-consumer of committed records reads up to the same offsets, whatever the agents have cleaned meanwhile."""
+"""Random histories of a compacted topic: after each compaction the table is the state of the model, and of
+what a consumer of committed records reads up to the same offsets, whatever agents have cleaned meanwhile."""
 
 from collections.abc import Sequence
 from random import Random

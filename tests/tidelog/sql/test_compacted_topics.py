@@ -32,14 +32,14 @@ def send(stack: Stack, topic: Topic, *pairs: tuple[str, str | None], partition: 
 
 
 def compact_by_key(topic: Topic) -> None:
+    """No agent cleans the topic meanwhile."""
     resource = confluent_kafka.admin.ConfigResource("topic", topic.name)
-    resource.add_incremental_config(
-        confluent_kafka.admin.ConfigEntry(
-            "cleanup.policy",
-            "compact",
-            incremental_operation=confluent_kafka.admin.AlterConfigOpType.SET,
+    for name, value in (("cleanup.policy", "compact"), ("min.cleanable.dirty.ratio", "1")):
+        resource.add_incremental_config(
+            confluent_kafka.admin.ConfigEntry(
+                name, value, incremental_operation=confluent_kafka.admin.AlterConfigOpType.SET
+            )
         )
-    )
     topic.admin.incremental_alter_configs([resource])[resource].result(30)
 
 
