@@ -11,14 +11,10 @@ FROM (
     SELECT t.topic_id, p.partition, t.config, p.log_start_offset, p.local_start_offset, p.high_watermark,
         greatest(p.log_start_offset, least(
             coalesce(p.first_unstable_offset, p.high_watermark),
-            CASE WHEN t.has_table AND p.local_start_offset <= p.log_start_offset
-                THEN coalesce(h.compacted_to, 0) END)) AS cleanable_to,
+            CASE WHEN p.local_start_offset <= p.log_start_offset THEN b.end_offset END)) AS cleanable_to,
         p.size_bytes
     FROM (
-        SELECT topic_id, config, config ->> 'tidelog.history' IS DISTINCT FROM 'off' AND EXISTS (
-            SELECT FROM history_tables AS b
-            WHERE b.topic_id = topics.topic_id AND b.published_at IS NOT NULL) AS has_table
-        FROM topics
+        SELECT topic_id, config FROM topics
         WHERE strpos(config ->> 'cleanup.policy', 'compact') > 0 AND deleted_at IS NULL
             AND topic_id >= %(after_topic_id)s::uuid
         ORDER BY topic_id LIMIT %(cap)s + 1
@@ -30,9 +26,12 @@ FROM (
         ORDER BY p.partition LIMIT %(cap)s
     ) AS p
     LEFT JOIN LATERAL (
-        SELECT compacted_to FROM history_partitions AS h
-        WHERE t.has_table AND h.topic_id = p.topic_id AND h.partition = p.partition
-    ) AS h ON true
+        SELECT coalesce(h.compacted_to, 0) AS end_offset
+        FROM history_tables AS b
+        LEFT JOIN history_partitions AS h ON h.topic_id = b.topic_id AND h.partition = p.partition
+        WHERE t.config ->> 'tidelog.history' IS DISTINCT FROM 'off' AND b.topic_id = p.topic_id
+            AND b.published_at IS NOT NULL OFFSET 0
+    ) AS b ON true
     ORDER BY t.topic_id, p.partition LIMIT %(cap)s
 ) AS p
 LEFT JOIN LATERAL (

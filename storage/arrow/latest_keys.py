@@ -234,7 +234,8 @@ class LatestKeys:
         slots = 1 << max(4, (most_bytes // SLOT_BYTES).bit_length() - 1)
         self._table = np.zeros((slots, 3), np.int64)
         self._limits = np.array([int(slots * _LOAD), 0, 0], np.int64)
-        self._secret = np.frombuffer(secret or secrets.token_bytes(16), "<i8").astype(np.int64)
+        self.secret = secret or secrets.token_bytes(16)
+        self._secret = np.frombuffer(self.secret, "<i8").astype(np.int64)
 
     def put(self, rows: pa.RecordBatch) -> None:
         """Puts records of RECORD_SCHEMA. Those whose keys are for another pass are left out."""

@@ -11,6 +11,7 @@ from spark_compaction.compact import Compaction, TopicCompaction, TopicCompactor
 from spark_compaction.merge_files import FileMerger
 from spark_compaction.settings import CompactionSettings
 from spark_compaction.ttl import TopicExpirer
+from storage.batches.record_batch import Compression
 from storage.identifiers import Offset, Partition
 from tests.spark_compaction.log import Log, Sent, one
 from tests.spark_compaction.state.model import state_of, table_rows, written_state
@@ -238,3 +239,24 @@ async def test_a_missing_object_stops_its_partition_alone(
     assert [stop.partition for stop in done.stopped] == [0]
     other = state_of([row for row in log.expected[TOPIC] if row[0] == 1])
     assert await table_rows(settings, TOPIC) == [*before, *other]
+
+
+async def test_a_record_that_does_not_decode_stays_in_the_log_and_its_key_as_it_was(
+    log: Log, settings: CompactionSettings, sequencer: Sequencer
+) -> None:
+    await a_table(log, settings)
+    await compacted(log, settings)
+    before = await table_rows(settings, TOPIC)
+    await log.write(TOPIC, one(0, Sent(key=b"a1", value=b"damaged"), compression=Compression.NONE))
+    [newest] = await sequencer.database.read(
+        "SELECT object_key FROM segments WHERE state = 'committed' ORDER BY committed_at DESC LIMIT 1"
+    )
+    data = bytearray(await log.store.get(newest.object_key))
+    data[data.index(b"damaged")] ^= 1
+    await log.store.put(newest.object_key, [bytes(data)])
+    await write(log, ("e", "1"))
+
+    done = await compacted(log, settings)
+
+    assert [(each.base_offset, each.last_offset) for each in done.raw_ranges] == [(11, 11)]
+    assert await table_rows(settings, TOPIC) == [*before, log.expected[TOPIC][-1]]
