@@ -54,7 +54,8 @@ def rows(run: Run, topic: Topic, *options: str, engine: str = "duckdb") -> Found
 def logged(environment: Environment, topic: Topic) -> list[tuple[int, int]]:
     """The partitions and offsets that the data source's tasks read."""
     settings = environment.read(SourceSettings)
-    agents, found = Agents(settings), []
+    agents = Agents(settings)
+    found: list[tuple[int, int]] = []
     context = ReadContext(settings=settings, columns=("offset",), window=Window(), fail_on_data_loss=True)
     for partition, ends in agents.topic(topic.name).partitions.items():
         pieces = list(agents.pieces(topic.name, partition, ends.first_offset, ends.end_offset))
@@ -63,7 +64,7 @@ def logged(environment: Environment, topic: Topic) -> list[tuple[int, int]]:
             (partition, offset)
             for task in tasks
             for batch in read_task(context, task)
-            for offset in batch.column("offset").to_pylist()
+            for offset in batch.column("offset").to_numpy().tolist()
         ]
     return sorted(found)
 
