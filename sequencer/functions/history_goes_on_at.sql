@@ -1,7 +1,8 @@
--- history_goes_on_at returns the offset from which on a partition's records are not in its history yet. The history
--- of a compacted topic (`is_state`) begins with the log again where it cannot continue.
+-- history_goes_on_at returns the offset from which on a partition's records are not in its history yet. The
+-- history of a compacted topic (`is_state`) begins with the log again where it cannot continue.
 CREATE FUNCTION history_goes_on_at(
-    is_state boolean, log_start bigint, compacted_to bigint, state_to bigint, gone_before bigint, gone_to bigint
+    is_state boolean, log_start bigint, compacted_to bigint, state_to bigint, gone_before bigint,
+    gone_to bigint
 ) RETURNS bigint
 LANGUAGE sql IMMUTABLE
 AS $function$

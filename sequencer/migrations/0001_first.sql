@@ -1725,10 +1725,10 @@ BEGIN
 END
 $function$;
 
--- history_continues returns whether a job may add to the state that the history of a partition is: the last record
--- of each key. It may not where history has something else, or where records went that it has not seen. Tombstones
--- may be among them, and keys that are deleted would stay. `gone_before` are those that had gone when the state was
--- begun, `gone_to` those that have gone now.
+-- history_continues returns whether a job may add to the state that the history of a partition is: the last
+-- record of each key. It may not where history has something else, or where records went that it has not
+-- seen. Tombstones may be among them, and keys that are deleted would stay. `gone_before` are those that had
+-- gone when the state was begun, `gone_to` those that have gone now.
 CREATE FUNCTION history_continues(
     log_start bigint, compacted_to bigint, state_to bigint, gone_before bigint, gone_to bigint
 ) RETURNS boolean
@@ -1738,10 +1738,11 @@ AS $function$
         AND coalesce(gone_to, 0) <= greatest(compacted_to, gone_before), false)
 $function$;
 
--- history_goes_on_at returns the offset from which on a partition's records are not in its history yet. The history
--- of a compacted topic (`is_state`) begins with the log again where it cannot continue.
+-- history_goes_on_at returns the offset from which on a partition's records are not in its history yet. The
+-- history of a compacted topic (`is_state`) begins with the log again where it cannot continue.
 CREATE FUNCTION history_goes_on_at(
-    is_state boolean, log_start bigint, compacted_to bigint, state_to bigint, gone_before bigint, gone_to bigint
+    is_state boolean, log_start bigint, compacted_to bigint, state_to bigint, gone_before bigint,
+    gone_to bigint
 ) RETURNS bigint
 LANGUAGE sql IMMUTABLE
 AS $function$

@@ -4,7 +4,7 @@
 -- The next live partitions of compacted topics, in primary-key order. The age of the oldest record that was
 -- never cleaned is looked up only where the topic limits it.
 --
--- `cleanable_to` is the last stable offset, or the end of the topic's table: what is behind it waits for that.
+-- `cleanable_to` is the last stable offset, or the end of the topic's table, for which the rest waits.
 SELECT p.*, c.clean_to, c.clean_bytes, c.mark_offsets, c.marks_ms, c.oldest_tombstone,
     (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms, dirty.oldest_ms
 FROM (

@@ -1,7 +1,7 @@
 -- History: the Iceberg tables' pointers, their jobs, and what the garbage collector may take.
 --
--- The history of a topic that is compacted by key is its state (`is_state`): the last record of each key, unless
--- that is a tombstone. A partition whose log begins in Parquet files has none: they are its log.
+-- The history of a topic that is compacted by key is its state (`is_state`): the last record of each key,
+-- unless that is a tombstone. A partition whose log begins in Parquet files has none: they are its log.
 --
 -- Lock order (docs/design/commit.md#lock-order): history_tables ranks with topics; then segments by id,
 -- partitions, history_partitions, each in key order.
@@ -138,8 +138,8 @@ VALUES (%(job_id)s, %(topic_id)s, %(kind)s, %(prefix)s,
 -- `aborted` comes with the first run of a partition: the first :max_aborted aborted transactions that overlap
 -- its runs, each with the last stable offset after it. It is of the same moment as the runs: later, entries
 -- below a new log start are gone.
-SELECT p.partition, p.from_offset, p.continues, p.seen_to, p.seen_state_to, p.seen_gone_to, p.gone_to, r.base_offset,
-    r.last_offset, least(r.last_offset + 1, p.stable_offset) AS end_offset,
+SELECT p.partition, p.from_offset, p.continues, p.seen_to, p.seen_state_to, p.seen_gone_to, p.gone_to,
+    r.base_offset, r.last_offset, least(r.last_offset + 1, p.stable_offset) AS end_offset,
     r.segment_id, s.object_key, r.position, r.length, r.place,
     CASE WHEN r.place = 1 THEN (
         SELECT array_agg(ARRAY[a.last_offset, a.first_offset, a.producer_id, a.stable_offset]
@@ -158,7 +158,8 @@ SELECT p.partition, p.from_offset, p.continues, p.seen_to, p.seen_state_to, p.se
             ORDER BY last_offset LIMIT %(max_aborted)s::integer) AS a) END AS aborted
 FROM unnest(%(partitions)s::integer[], %(ends)s::bigint[]) AS e (partition, end_offset)
 CROSS JOIN LATERAL (
-    SELECT p.partition, history_goes_on_at(%(is_state)s::boolean, p.log_start_offset, h.compacted_to, h.state_to,
+    SELECT p.partition,
+        history_goes_on_at(%(is_state)s::boolean, p.log_start_offset, h.compacted_to, h.state_to,
             h.tombstones_gone_to, c.tombstones_gone_to) AS from_offset,
         history_continues(p.log_start_offset, h.compacted_to, h.state_to, h.tombstones_gone_to,
             c.tombstones_gone_to) AS continues,
@@ -226,8 +227,8 @@ WHERE h.compacted_to < excluded.compacted_to
 RETURNING h.partition
 
 -- name: advance_states
--- As advance_partitions, for partitions whose history is their state. Each only if it is as the plan saw it; a
--- row that the plan did not see has appeared since (seen_to is null).
+-- As advance_partitions, for partitions whose history is their state. Each only if it is as the plan saw it.
+-- Where the plan saw no row, seen_to is null, and one that is there has appeared since.
 INSERT INTO history_partitions AS h (topic_id, partition, compacted_to, state_to, tombstones_gone_to)
 SELECT %(topic_id)s, partition, to_offset, to_offset, gone_to
 FROM unnest(%(partitions)s::integer[], %(to_offsets)s::bigint[], %(gone_to)s::bigint[])
@@ -405,8 +406,8 @@ WHERE last_offset >= %(from_offset)s
 ORDER BY first_offset LIMIT %(cap)s
 
 -- name: log_files_from
--- As files_from, with the end of the partition's state. Below it, files have the last record of each key alone,
--- and no file is returned. At least one row, with nulls if there is no file.
+-- As files_from, with the end of the partition's state. Below it, files have the last record of each key
+-- alone, and no file is returned. At least one row, with nulls if there is no file.
 SELECT s.state_to, f.*
 FROM (SELECT coalesce((
         SELECT state_to FROM history_partitions
