@@ -276,6 +276,8 @@ class Cleaner:
         if dirty is None:
             await self._sequencer.cleanings.let_go(cleaning.claim, is_still_due=False)
             return True
+        if not await self._sequencer.cleanings.note_tombstones(cleaning.claim, cleaning.tombstones_to):
+            raise ClaimLost("the lease of the cleaning has ended")
         await self._note_keys(cleaning, _one_by_one(dirty), most_passes=_MOST_PASSES)
         del dirty
         while True:
@@ -290,7 +292,7 @@ class Cleaner:
     async def _find_end(self, cleaning: _Cleaning) -> Sequence[RunToClean] | None:
         """Finds the dirty runs to clean, `end` behind them, and the memory for their keys. None: there is
         nothing to do."""
-        state, config, stable_to = cleaning.state, cleaning.config, cleaning.state.last_stable_offset
+        state, config, stable_to = cleaning.state, cleaning.config, cleaning.state.cleanable_to
         dirty: list[RunToClean] = []
         dirty_bytes = 0
         oldest_ms: int | None = None

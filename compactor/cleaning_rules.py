@@ -21,7 +21,7 @@ def is_due(state: CleaningState, config: TopicConfig) -> bool:
         return False
     if may_drop_tombstones(state, config):
         return True
-    if state.last_stable_offset <= state.clean_to:
+    if state.cleanable_to <= state.clean_to:
         return False
     dirty_bytes = max(1, state.size_bytes - state.clean_bytes)
     return is_dirty_enough(dirty_bytes, state, config, state.oldest_dirty_ms)
@@ -43,13 +43,15 @@ def is_too_young(max_timestamp_ms: int, state: CleaningState, config: TopicConfi
 
 
 def tombstones_to(state: CleaningState, config: TopicConfig) -> Offset:
-    """Tombstones and markers below this offset have been clean for `delete.retention.ms`.
+    """Tombstones and markers below this offset have been clean for `delete.retention.ms`, and the topic's
+    table has seen them.
 
     Where the log begins in history, older records of their keys may be there: none goes then."""
     if state.local_start_offset > state.log_start_offset:
         return Offset(0)
     before_ms = state.now_ms - config.delete_retention_ms
-    return max((mark.offset for mark in state.marks if mark.since_ms <= before_ms), default=Offset(0))
+    clean_to = max((mark.offset for mark in state.marks if mark.since_ms <= before_ms), default=Offset(0))
+    return min(clean_to, state.cleanable_to)
 
 
 def may_drop_tombstones(state: CleaningState, config: TopicConfig) -> bool:

@@ -395,6 +395,7 @@ CREATE TABLE cleanings (
     mark_offsets bigint[] NOT NULL DEFAULT '{}',   -- values that clean_to had, rising, or where damage began
     marks_ms bigint[] NOT NULL DEFAULT '{}',       -- since when: tombstones and markers below count from then
     oldest_tombstone bigint,                       -- or marker, below clean_to; null: there is none
+    tombstones_gone_to bigint NOT NULL DEFAULT 0,  -- some below it may have gone
     due_at timestamptz,                            -- since when there may be something to clean; or null
     claimed_by uuid,                               -- a job that cleans it, until lease_until
     lease_until timestamptz,
@@ -593,6 +594,8 @@ CREATE TABLE history_partitions (
     partition integer NOT NULL,
     compacted_to bigint NOT NULL,                  -- lower offsets are in history, expired from it, or in
                                                    -- history_raw_ranges
+    state_to bigint NOT NULL DEFAULT 0,            -- below it, history has the last record of each key alone
+    tombstones_gone_to bigint NOT NULL DEFAULT 0,  -- as in cleanings, when that was begun; -1: not known
     PRIMARY KEY (topic_id, partition)
 );
 

@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial, reduce
+from secrets import token_bytes
 from typing import Literal
 
 from pyspark.sql import SparkSession
@@ -37,7 +38,14 @@ from sequencer.topics.topic_config import TopicConfig
 from sequencer.topics.topics import Topic, UnknownTopic
 from spark_compaction.bucket import BucketAddress
 from spark_compaction.footers import ExpectedFile, is_full
-from spark_compaction.iceberg_table import AddedFile, Change, HistoryTableFiles, SchemaChange
+from spark_compaction.iceberg_table import (
+    ALL_RECORDS,
+    ROWS_PROPERTY,
+    AddedFile,
+    Change,
+    HistoryTableFiles,
+    SchemaChange,
+)
 from spark_compaction.job import SparkJobFailed, kept_lease, publish_staged, run_in_spark
 from spark_compaction.manifest import (
     MANIFEST_COLUMNS,
@@ -53,6 +61,15 @@ from spark_compaction.open_log import open_log
 from spark_compaction.planner import PlannedTask, plan_tasks
 from spark_compaction.session import spark_session
 from spark_compaction.settings import CompactionSettings
+from spark_compaction.state.key_tasks import NotedTask
+from spark_compaction.state.state_job import (
+    Rewritten,
+    StateJob,
+    StatePublisher,
+    note_keys,
+    whole_partitions,
+    with_keys,
+)
 from spark_compaction.tasks import TaskContext, manifest_rows, run_tasks, task_table
 from spark_compaction.typed.decoding import Unplanned
 from spark_compaction.typed.topic_typing import TopicTyping, TopicWaits, TypedPlanner, has_format
@@ -78,6 +95,12 @@ class TopicCompaction:
     """Ranges found now that would not decode."""
     merged_files: int = 0
     """Small files that went into larger ones."""
+    rewritten_files: int = 0
+    """Files of a compacted topic that had rows which newer ones replace."""
+    rewritten_bytes: int = 0
+    """Of the files that took their place."""
+    advanced: bool = False
+    """Some records came into history, or are known not to."""
     stopped: tuple[Stopped, ...] = ()
     """Partitions whose history cannot go on: an object of theirs is missing."""
     failed: tuple[Stopped, ...] = ()
@@ -107,7 +130,7 @@ class CompactionReport:
         return sum(topic.parquet_bytes for topic in self.topics)
 
 
-Stage = Literal["starting spark", "writing", "publishing", "done"]
+Stage = Literal["starting spark", "reading keys", "writing", "publishing", "done"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +160,7 @@ async def _compact_topics(
 ) -> CompactionReport:
     async with open_log(settings) as sequencer:
         await sequencer.history.garbage.drop_deleted(_DROPPED_AT_A_TIME)
-        chosen = [topic for topic in await chosen_topics(sequencer, names) if _is_compacted(topic)]
+        chosen = [topic for topic in await chosen_topics(sequencer, names) if _has_history(topic)]
         compaction = Compaction(settings, sequencer, on_progress)
         compactors = [TopicCompactor(settings, sequencer, topic) for topic in chosen]
         at_work = deque(compactors)
@@ -147,7 +170,7 @@ async def _compact_topics(
         return CompactionReport(topics=tuple(compactor.done for compactor in compactors))
 
 
-def _is_compacted(topic: Topic) -> bool:
+def _has_history(topic: Topic) -> bool:
     return TopicConfig.of(topic.config).history != "off"
 
 
@@ -171,6 +194,8 @@ class _Job:
     tasks: Sequence[PlannedTask]
     typing: TopicTyping | None
     """None: the topic has no format."""
+    state: StateJob | None
+    """Not None: the topic is compacted by key."""
 
 
 class Compaction:
@@ -231,26 +256,48 @@ class Compaction:
             job_bytes=max(1, settings.compact_job_bytes // topics),
             first_task_id=sum(len(job.tasks) for job in before),
         )
-        return _Job(compactor=compactor, job=begun.job, tasks=tasks, typing=typing)
+        state = StateJob(plans=begun.states, secret=token_bytes(16)) if compactor.is_state else None
+        return _Job(compactor=compactor, job=begun.job, tasks=tasks, typing=typing, state=state)
 
     async def _run(self, jobs: Sequence[_Job]) -> list["TopicCompactor"]:
         compactors = [job.compactor for job in jobs]
         total = sum(len(job.tasks) for job in jobs)
         self._tell("starting spark", compactors, total=total)
         session = await self._threads.run(spark_session, self._settings)
+        jobs = await self._with_keys(session, jobs)
         jobs, rows = await self._write_typed(session, jobs, total)
         self._tell("publishing", compactors, done=total, total=total)
         gate = asyncio.Semaphore(_PUBLISHED_AT_ONCE)
 
         async def finish(job: _Job) -> bool:
             async with gate:
-                return await job.compactor.finish(job.job, job.tasks, rows, job.typing)
+                return await job.compactor.finish(job, rows)
 
         finished = await asyncio.gather(*map(finish, jobs), return_exceptions=True)
         for outcome in finished:  # once all topics that could be published are
             if isinstance(outcome, BaseException):
                 raise outcome
         return [job.compactor for job, more in zip(jobs, finished, strict=True) if more]
+
+    async def _with_keys(self, session: SparkSession, jobs: Sequence[_Job]) -> Sequence[_Job]:
+        """The jobs, those of compacted topics with the keys that their tasks have to know."""
+        states = {job.job.topic_id: job.state for job in jobs if job.state is not None}
+        tasks = [(job.job, task) for job in jobs if job.state is not None for task in job.tasks]
+        if not tasks:
+            return jobs
+        compactors = [job.compactor for job in jobs if job.state is not None]
+        noted = await note_keys(
+            session,
+            self._settings,
+            tasks,
+            {topic_id: state.secret for topic_id, state in states.items()},
+            lambda done: self._tell("reading keys", compactors, done=done, total=len(tasks)),
+        )
+        return [self._cut(job, job.state, noted) if job.state is not None else job for job in jobs]
+
+    def _cut(self, job: _Job, state: StateJob, noted: Mapping[int, NotedTask]) -> _Job:
+        known, tasks = with_keys(state, job.tasks, noted, self._settings.compact_state_keys)
+        return replace(job, tasks=tasks, state=known)
 
     async def _write_typed(
         self, session: SparkSession, jobs: Sequence[_Job], total: int
@@ -306,8 +353,16 @@ class Compaction:
             row_group_bytes=settings.parquet_row_group_bytes,
             file_bytes=settings.parquet_file_bytes,
             typed={job.job.topic_id: job.typing.plan for job in jobs if job.typing is not None},
+            keys={
+                (job.job.topic_id, partition): keys
+                for job in jobs
+                if job.state is not None
+                for partition, keys in job.state.keys.items()
+            },
         )
         compactors = [job.compactor for job in jobs]
+        if not any(job.tasks for job in jobs):
+            return {}
         rows = await run_in_spark(
             session,
             task_table([(job.job, task) for job in jobs for task in job.tasks]),
@@ -342,6 +397,8 @@ class TopicCompactor:
         self._topic = topic
         self._address = BucketAddress.of(settings.store_url, settings)
         self._threads = Threads("publish", 1)
+        self.is_state = TopicConfig.of(topic.config).is_compacted
+        """Its history is its state: the last record of each key."""
         self._ends: Ends | None = None
         """What this call compacts: the log's ends when the topic's first job began."""
         self.done = TopicCompaction(topic=topic.name)
@@ -350,13 +407,14 @@ class TopicCompactor:
         """Claims the topic's next job; None if there is nothing to do, or another one is at it."""
         settings, history = self._settings, self._sequencer.history
         if self._ends is None:
-            self._ends = await history.ends(self._topic.topic_id)
+            self._ends = await history.ends(self._topic.topic_id, is_state=self.is_state)
         begun = await history.begin_compaction(
             self._topic.topic_id,
             self._ends,
             cluster=settings.cluster,
             lease_s=settings.job_lease_s,
             runs_per_partition=max(1, settings.compact_job_runs // self._topic.partition_count),
+            is_state=self.is_state,
         )
         if isinstance(begun, Busy):
             self.done = replace(self.done, busy=True)
@@ -383,20 +441,22 @@ class TopicCompactor:
         if merger.refused:
             self.done = replace(self.done, refused=(*self.done.refused, merger.refused))
 
-    async def finish(
-        self,
-        job: HistoryJob,
-        tasks: Sequence[PlannedTask],
-        rows: Mapping[int, Sequence[ManifestRow]],
-        typing: TopicTyping | None = None,
-    ) -> bool:
+    async def finish(self, done: _Job, rows: Mapping[int, Sequence[ManifestRow]]) -> bool:
         """Publishes what the tasks wrote. Whether history advanced, so that there may be more to do."""
+        job, tasks, typing, state = done.job, done.tasks, done.typing, done.state
         verified = verify_manifest(tasks, [row for task in tasks for row in rows.get(task.task_id, ())])
+        if state is not None:
+            verified = whole_partitions(state, tasks, rows, verified)
         if verified.advances:
             schema = None if typing is None else typing.change()
             added = await self._threads.run(self._describe, job, verified, schema)
-            stage = partial(self._stage, job, verified, added, schema)
-            outcome = await publish_staged(self._sequencer, job, stage)
+            if state is None:
+                stage = partial(self._stage, job, verified, added, schema)
+                outcome = await publish_staged(self._sequencer, job, stage)
+            else:
+                publisher = StatePublisher(self._settings, self._sequencer)
+                outcome = await publisher.publish(job, state, verified, added, schema)
+                self._add_rewritten(publisher.rewritten)
             if isinstance(outcome, PublishRefused):
                 await self._sequencer.history.abandon(job.job_id)
                 self.done = replace(self.done, busy=True, refused=(*self.done.refused, outcome.reason))
@@ -407,8 +467,18 @@ class TopicCompactor:
             await self._sequencer.history.note_wait(self._topic.topic_id, None)
         self._add(tasks, verified)
         assert self._ends is not None, "a job was begun"
-        is_complete = await self._sequencer.history.is_complete(self._topic.topic_id, self._ends)
+        is_complete = await self._sequencer.history.is_complete(
+            self._topic.topic_id, self._ends, is_state=self.is_state
+        )
         return bool(verified.advances) and not verified.failed and not is_complete
+
+    def _add_rewritten(self, rewritten: Rewritten) -> None:
+        before = self.done
+        self.done = replace(
+            before,
+            rewritten_files=before.rewritten_files + rewritten.files,
+            rewritten_bytes=before.rewritten_bytes + rewritten.written_bytes,
+        )
 
     def _describe(
         self, job: HistoryJob, verified: VerifiedManifest, schema: SchemaChange | None
@@ -431,6 +501,7 @@ class TopicCompactor:
             return Publication(version=None, advances=verified.advances, raw_ranges=verified.raw_ranges)
         change = Change(
             added=added,
+            properties={ROWS_PROPERTY: ALL_RECORDS},
             summary={"tidelog.job-id": str(job.job_id)},
             expire_snapshots_before=datetime.now(UTC)
             - timedelta(seconds=self._settings.history_snapshot_grace_s),
@@ -448,6 +519,7 @@ class TopicCompactor:
             parquet_bytes=before.parquet_bytes + sum(file.row.size_bytes for file in verified.files),
             raw_bytes=before.raw_bytes + sum(task.size_bytes for task in tasks),
             raw_ranges=before.raw_ranges + verified.raw_ranges,
+            advanced=before.advanced or bool(verified.advances),
             stopped=verified.stopped,
             failed=before.failed + verified.failed,
         )

@@ -27,7 +27,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final, Literal, Self
@@ -114,6 +114,12 @@ ICEBERG_SCHEMA = Schema(
 )
 
 TIMESTAMP_FIELD = 3
+
+ROWS_PROPERTY: Final = "tidelog.rows"
+"""A property of the table: ALL_RECORDS, which is the default, or LAST_RECORDS, if the topic is compacted by
+key."""
+ALL_RECORDS: Final = "records"
+LAST_RECORDS: Final = "last-of-each-key"
 
 _MAX_METADATA_FILES = 20
 
@@ -302,6 +308,7 @@ class Change:
     expire_snapshots_before: datetime
     """Snapshots made before this time, unless current, leave the metadata."""
     schema: SchemaChange | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 class FilesGone(Exception):
@@ -434,6 +441,7 @@ class _Staging:
         updates: list[TableUpdate] = []
         if change.schema is not None:
             self._metadata = _with_schema(self._metadata, change.schema)
+        self._metadata = _with_properties(self._metadata, change.properties)
         if change.added or change.removed:
             updates += self._new_snapshot(change)
         if expired:
@@ -630,12 +638,13 @@ def _with_schema(metadata: TableMetadata, change: SchemaChange) -> TableMetadata
             raise SchemaChanged("another job changed the table's columns first")
         schema = Schema(*change.schema.fields, schema_id=max(each.schema_id for each in metadata.schemas) + 1)
         updates += [AddSchemaUpdate(schema=schema), SetCurrentSchemaUpdate.model_validate({"schema-id": -1})]
-    properties = {
-        name: value for name, value in change.properties.items() if metadata.properties.get(name) != value
-    }
-    if properties:
-        updates.append(SetPropertiesUpdate(updates=properties))
-    return update_table_metadata(metadata, tuple(updates)) if updates else metadata
+    changed = update_table_metadata(metadata, tuple(updates)) if updates else metadata
+    return _with_properties(changed, change.properties)
+
+
+def _with_properties(metadata: TableMetadata, properties: Mapping[str, str]) -> TableMetadata:
+    changed = {name: value for name, value in properties.items() if metadata.properties.get(name) != value}
+    return update_table_metadata(metadata, (SetPropertiesUpdate(updates=changed),)) if changed else metadata
 
 
 def _live_files(manifest: ManifestFile) -> int:

@@ -84,7 +84,7 @@ async def publish_staged(
         try:
             publication = await threads.run(stage, table)
         except (FilesGone, SchemaChanged) as changed:
-            return PublishRefused(reason=str(changed))
+            return PublishRefused(reason=str(changed), is_of_files=isinstance(changed, FilesGone))
         except ObjectNotFound:  # garbage by now, if other jobs have published since
             now = await sequencer.history.version(job.topic_id)
             if now == table:

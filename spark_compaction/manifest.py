@@ -3,7 +3,8 @@
 Promises of a verified manifest:
 - It covers each task's offsets without gap or overlap.
 - Every offset is a row of a file, or has no record (it was erased, as the header of its batch says, or it is
-  of a marker or of an aborted transaction), or is in a range that did not decode.
+  of a marker or of an aborted transaction), or is in a range that did not decode. A record of a compacted
+  topic may be left out (`state/state_job.py` counts those).
 - A partition's history advances only over such offsets.
 
 Rows of attempts that Spark discarded never get here, so their files are never published.
@@ -20,7 +21,8 @@ from storage.identifiers import ObjectKey, Offset, Partition
 
 MANIFEST_COLUMNS = (
     "task_id int, kind string, first_offset long, end_offset long, object_key string, row_count long, "
-    "empty_offsets long, size_bytes long, footer_crc32c long, reason string, unplanned string"
+    "empty_offsets long, replaced_rows long, size_bytes long, footer_crc32c long, reason string, "
+    "unplanned string"
 )
 
 
@@ -49,7 +51,10 @@ class ManifestRow:
     object_key: ObjectKey = _NO_OBJECT
     row_count: int = 0
     empty_offsets: int = 0
-    """Offsets without a record: erased, in a marker, or of an aborted transaction."""
+    """Offsets without a row: erased, in a marker, of an aborted transaction, or left out."""
+    replaced_rows: int = 0
+    """Records that were left out, of a compacted topic: without a key, a tombstone, or not the last of its
+    key."""
     size_bytes: int = 0
     footer_crc32c: int = 0
     reason: str = ""

@@ -1,4 +1,5 @@
-"""A Spark job that rewrites files of a topic's history: what merges, TTL and erasures have in common."""
+"""A Spark job that rewrites files of a topic's history: what merges, TTL, erasures and tables of
+compacted topics have in common."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -21,6 +22,7 @@ from spark_compaction.rewrite_tasks import (
 )
 from spark_compaction.session import spark_session
 from spark_compaction.settings import CompactionSettings
+from spark_compaction.state.key_files import KeyFiles
 from spark_compaction.typed.topic_typing import table_columns
 from storage.identifiers import Offset, Partition
 from storage.threads import Threads
@@ -37,10 +39,11 @@ async def run_rewrite_job(
     deleted_to: Mapping[Partition, Offset] = MappingProxyType({}),
     erased_keys: tuple[bytes | None, ...] = (),
     erased_to: Mapping[Partition, Offset] = MappingProxyType({}),
+    keys: Mapping[Partition, KeyFiles] = MappingProxyType({}),
     on_tasks_done: Callable[[int], None] = lambda _: None,
 ) -> list[RewrittenFile]:
     """Returns what the tasks wrote under the job's prefix. Left out are records older than `cutoff`, those
-    below `deleted_to`, and those of `erased_keys` below `erased_to`.
+    below `deleted_to`, those of `erased_keys` below `erased_to`, and those that `keys` replace.
 
     Raises SparkJobFailed, SparkUnavailable or JavaMissing.
     """
@@ -58,6 +61,7 @@ async def run_rewrite_job(
         file_bytes=settings.parquet_file_bytes,
         schema=await threads.run(schema),
         erased_keys=erased_keys,
+        keys=keys,
     )
     rows = await run_in_spark(
         await threads.run(spark_session, settings),

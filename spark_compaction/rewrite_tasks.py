@@ -1,12 +1,12 @@
-"""Runs in Spark's executors for TTL, merging and erasure: reads Parquet files, and writes files without the
-rows that have expired, were deleted or are to be erased.
+"""Runs in Spark's executors for TTL, merging, erasure and tables of compacted topics: reads Parquet files,
+and writes files without the rows that have expired, were deleted, are to be erased or are replaced.
 
 The source stays. The publish replaces it with the new file, and the garbage collector deletes it once no
 reader can need it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from itertools import groupby
 from types import MappingProxyType
@@ -23,6 +23,7 @@ from spark_compaction.bucket import Bucket, BucketAddress
 from spark_compaction.footers import ExpectedFile, is_full
 from spark_compaction.history_file import HistoryFile, WrittenFile, record_batches
 from spark_compaction.manifest import ManifestRefused
+from spark_compaction.state.key_files import KeyFiles, LastRecords
 from storage.arrow.arrow_schema import RECORD_SCHEMA
 from storage.arrow.erased_batches import ErasedKeys
 from storage.identifiers import ObjectKey, Offset, Partition, TopicId
@@ -70,6 +71,8 @@ class RewriteContext:
     erased_keys: tuple[bytes | None, ...] = ()
     """Rows with these keys are left out, below each source's `to_offset`. A task that finds none writes
     nothing."""
+    keys: Mapping[Partition, KeyFiles] = field(default_factory=dict)
+    """Rows that a later record of their key replaces are left out. A task that finds none writes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +88,8 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewrittenFile:
-    """`object_key` is empty if nothing was left to keep, or if nothing was to be erased: then `kept_rows`
-    are those of the source, which stays."""
+    """`object_key` is empty if nothing was left to keep, or if nothing was to be erased or is replaced: then
+    `kept_rows` are those of the source, which stays."""
 
     task_id: int
     object_key: str = ""
@@ -213,13 +216,15 @@ class _Rewriting:
         self._target: HistoryFile | None = None
         self._expired_rows = 0
         self._erased = ErasedKeys(context.erased_keys) if context.erased_keys else None
+        keys = context.keys.get(self._partition)
+        self._last = None if keys is None else LastRecords(bucket, keys)
 
     def run(self, task: dict[str, Any]) -> Iterator[RewrittenFile]:
         for source in task["sources"]:
             data = pa.BufferReader(self._bucket.get(ObjectKey(source["object_key"])))
             # The new file has the only copy of these records, and checksums of its own.
             file = pq.ParquetFile(data, page_checksum_verification=True)
-            if self._erased is not None and not self._holds_erased(file, self._erased, source["to_offset"]):
+            if self._stays(file, source["to_offset"]):
                 yield RewrittenFile(task_id=self._task_id, kept_rows=file.metadata.num_rows)
                 continue
             for rows in record_batches(file, self._partition, self._context.schema):
@@ -229,6 +234,15 @@ class _Rewriting:
         if self._target is not None:
             yield self._closed(self._target)
         yield RewrittenFile(task_id=self._task_id, expired_rows=self._expired_rows)
+
+    def _stays(self, file: pq.ParquetFile, to_offset: int) -> bool:
+        """True if the file has none of the rows that were looked for."""
+        if self._erased is not None:
+            return not self._holds_erased(file, self._erased, to_offset)
+        return self._last is not None and not self._holds_replaced(file, self._last)
+
+    def _holds_replaced(self, file: pq.ParquetFile, last: LastRecords) -> bool:
+        return any(last.replaced(rows).any() for rows in file.iter_batches(columns=["offset", "key"]))
 
     def _holds_erased(self, file: pq.ParquetFile, erased: ErasedKeys, to_offset: int) -> bool:
         return any(
@@ -244,6 +258,8 @@ class _Rewriting:
             kept = kept.filter(pc.fill_null(is_kept, source["keep_untimed"]))
         if self._erased is not None:
             kept = kept.filter(pa.array(~_is_erased(kept, self._erased, source["to_offset"])))
+        if self._last is not None:
+            kept = kept.filter(pa.array(~self._last.replaced(kept)))
         self._expired_rows += rows.num_rows - kept.num_rows
         return kept
 

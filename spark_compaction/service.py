@@ -263,7 +263,7 @@ class HistoryService:
             for topic, done in zip(
                 topics.values(), [compactor.done for compactor in compactors], strict=True
             ):
-                self._retries.note(topic.topic_id, advanced=done.files > 0 or bool(done.raw_ranges))
+                self._retries.note(topic.topic_id, advanced=done.advanced)
                 self._metrics.records.inc(done.rows)
                 self._metrics.raw_bytes.inc(done.raw_bytes)
                 self._metrics.files.inc(done.files)
@@ -281,7 +281,7 @@ class HistoryService:
                             "reason": stop.reason,
                         },
                     )
-        return any(compactor.done.files for compactor in compactors)
+        return any(compactor.done.advanced for compactor in compactors)
 
     def _note_refusals(self, topic: str, reasons: Sequence[str]) -> None:
         for reason in reasons:

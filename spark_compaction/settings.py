@@ -48,6 +48,10 @@ class CompactionSettings(StoreSettings, SequencerSettings):
     """The most topics that one round compacts, all in one Spark stage."""
     compact_job_runs: int = Field(default=50_000, ge=1)
     """The most runs that one job plans."""
+    compact_state_keys: int = Field(default=2_000_000, ge=1)
+    """The most keys that one job adds to a partition's table of a compacted topic, at about 50 bytes each in
+    every task that runs; but at least those of one task.
+    """
     compact_prefetch_runs: int = Field(default=8, ge=1)
     """How many runs a task reads ahead of the one it decodes."""
     parquet_row_group_bytes: int = Field(default=8 * MEBIBYTE, ge=1)

@@ -33,6 +33,7 @@ from spark_compaction.bucket import Bucket, BucketAddress
 from spark_compaction.history_file import FRESH_ZSTD_LEVEL, HistoryFile
 from spark_compaction.manifest import ManifestRow
 from spark_compaction.planner import PlannedTask
+from spark_compaction.state.key_files import KeyFiles, LastRecords
 from spark_compaction.typed.decoding import RecordDecoder, TypedPlan, Unplanned
 from storage.arrow.aborted_batches import AbortedTransaction, columns_of, left_out
 from storage.arrow.arrow_columns import decode_batches
@@ -241,6 +242,7 @@ _FIELDS: list["pa.Field[Any]"] = [
     pa.field("object_key", pa.string()),
     pa.field("row_count", pa.int64()),
     pa.field("empty_offsets", pa.int64()),
+    pa.field("replaced_rows", pa.int64()),
     pa.field("size_bytes", pa.int64()),
     pa.field("footer_crc32c", pa.int64()),
     pa.field("reason", pa.string()),
@@ -260,6 +262,8 @@ class TaskContext:
     file_bytes: int
     typed: Mapping[TopicId, TypedPlan] = field(default_factory=dict)
     """How keys and values become columns, of the topics that have a format."""
+    keys: Mapping[tuple[TopicId, Partition], KeyFiles] = field(default_factory=dict)
+    """Which records stay, of the partitions whose history is their state."""
 
 
 def task_table(tasks: Iterable[tuple[HistoryJob, PlannedTask]]) -> pa.Table:
@@ -286,7 +290,7 @@ def run_tasks(context: TaskContext, batches: Iterable[pa.RecordBatch]) -> Iterat
     for batch in batches:
         for row in batch.to_pylist():
             topic_id = TopicId(UUID(row["topic_id"]))
-            rows = _TaskRun(context, bucket, topic_id, row["prefix"], _task(row)).run()
+            rows = _TaskRun(context, bucket, topic_id, row["prefix"], task_of(row)).run()
             yield pa.RecordBatch.from_pylist([asdict(each) for each in rows], schema=_MANIFEST_SCHEMA)
 
 
@@ -307,6 +311,9 @@ class _TaskRun:
         """What the rows so far cover, and what was decoded."""
         self._empty_offsets = 0
         """Of what was decoded past the rows so far."""
+        self._replaced_rows = 0
+        """As `_empty_offsets`."""
+        self._last: LastRecords | None = None
         plan = context.typed.get(topic_id)
         self._decoder = None if plan is None else RecordDecoder(plan)
 
@@ -344,14 +351,16 @@ class _TaskRun:
         )
 
     def _rows(self) -> Iterator[ManifestRow]:
-        for run, data in self._read_ahead():
+        keys = self._context.keys.get((self._topic_id, self._task.partition))
+        self._last = None if keys is None else LastRecords(self._bucket, keys)
+        for run, data in read_ahead(self._bucket, self._task, self._context.prefetch_runs):
             if data is None:
                 yield from self._close_file()
                 yield self._row(
                     "missing", self._task.end_offset, f"object {run.object_key} is not in the bucket"
                 )
                 return
-            for event in decode_run(run, data, self._reread(run), self._aborted):
+            for event in decode_run(run, data, rereading(self._bucket, run), self._aborted):
                 if isinstance(event, UndecodableRange):
                     yield from self._close_file()
                     yield self._row("raw", Offset(event.end_offset), event.reason)
@@ -364,8 +373,12 @@ class _TaskRun:
 
     def _add(self, event: DecodedRows) -> Iterator[ManifestRow]:
         rows = event.rows
+        if self._last is not None:
+            rows = rows.filter(pa.array(self._last.among(rows)))
+        replaced = event.rows.num_rows - rows.num_rows
+        self._replaced_rows += replaced
         self._decoded_to = event.end_offset
-        self._empty_offsets += event.empty_offsets
+        self._empty_offsets += event.empty_offsets + replaced
         if self._file is None and rows.num_rows:
             first_offset = rows.column("offset")[0].as_py()
             if first_offset > self._reached:  # a file begins with a record
@@ -411,10 +424,11 @@ class _TaskRun:
             object_key=written.object_key,
             row_count=written.row_count,
             empty_offsets=self._empty_offsets,
+            replaced_rows=self._replaced_rows,
             size_bytes=written.size_bytes,
             footer_crc32c=written.footer_crc32c,
         )
-        self._reached, self._empty_offsets = self._decoded_to, 0
+        self._reached, self._empty_offsets, self._replaced_rows = self._decoded_to, 0, 0
 
     def _empty(self, end_offset: int, empty_offsets: int) -> ManifestRow:
         row = ManifestRow(
@@ -423,8 +437,9 @@ class _TaskRun:
             first_offset=Offset(self._reached),
             end_offset=Offset(end_offset),
             empty_offsets=empty_offsets,
+            replaced_rows=self._replaced_rows,
         )
-        self._reached = end_offset
+        self._reached, self._replaced_rows = end_offset, 0
         return row
 
     def _row(self, kind: Any, end_offset: Offset, reason: str) -> ManifestRow:
@@ -436,31 +451,40 @@ class _TaskRun:
             reason=reason,
         )
 
-    def _reread(self, run: RunToCompact) -> Any:
-        def read(start: int, end: int) -> bytes:
-            return self._bucket.get(run.object_key, run.position + start, run.position + end)
 
-        return read
+def rereading(bucket: Bucket, run: RunToCompact) -> Callable[[int, int], bytes]:
+    """What `decode_run` reads a run again by."""
 
-    def _read(self, run: RunToCompact) -> bytes | None:
+    def read(start: int, end: int) -> bytes:
+        return bucket.get(run.object_key, run.position + start, run.position + end)
+
+    return read
+
+
+def read_ahead(
+    bucket: Bucket, task: PlannedTask, prefetch_runs: int
+) -> Iterator[tuple[RunToCompact, bytes | None]]:
+    """The task's runs with their bytes, in order; None if an object is not there. Raises StoreUnavailable."""
+
+    def read(run: RunToCompact) -> bytes | None:
         try:
-            return self._bucket.get(run.object_key, run.position, run.position + run.length)
+            return bucket.get(run.object_key, run.position, run.position + run.length)
         except ObjectNotFound:
             return None
 
-    def _read_ahead(self) -> Iterator[tuple[RunToCompact, bytes | None]]:
-        runs = deque(self._task.runs)
-        reading: deque[tuple[RunToCompact, Future[bytes | None]]] = deque()
-        with ThreadPoolExecutor(self._context.prefetch_runs) as pool:
-            while runs or reading:
-                while runs and len(reading) < self._context.prefetch_runs:
-                    run = runs.popleft()
-                    reading.append((run, pool.submit(self._read, run)))
-                run, data = reading.popleft()
-                yield run, data.result()
+    runs = deque(task.runs)
+    reading: deque[tuple[RunToCompact, Future[bytes | None]]] = deque()
+    with ThreadPoolExecutor(prefetch_runs) as pool:
+        while runs or reading:
+            while runs and len(reading) < prefetch_runs:
+                run = runs.popleft()
+                reading.append((run, pool.submit(read, run)))
+            run, data = reading.popleft()
+            yield run, data.result()
 
 
-def _task(row: dict[str, Any]) -> PlannedTask:
+def task_of(row: dict[str, Any]) -> PlannedTask:
+    """From a row of `task_table`."""
     partition, from_offset = Partition(row["partition"]), Offset(row["from_offset"])
     return PlannedTask(
         task_id=row["task_id"],

@@ -198,7 +198,7 @@ class CoordinatesApi:
     async def _page(
         self, topic: Topic, partition: Partition, from_offset: int, to_offset: int, limit: int
     ) -> _Page:
-        files = await self._files(topic, partition, from_offset, limit)
+        files, state_to = await self._files(topic, partition, from_offset, limit)
         while True:
             start = _end_of_front(files, from_offset)
             head = await self._runs(topic, partition, start, limit)
@@ -206,11 +206,13 @@ class CoordinatesApi:
                 break
             # Runs that the log dropped may have moved to history since.
             again = await self._files(topic, partition, from_offset, limit)
-            if again == files:
+            if again == (files, state_to):
                 break
-            files = again
+            files, state_to = again
         end = min(to_offset, head.last_stable_offset)
         reached = min(end, _known_end(files, head, limit))
+        if from_offset < state_to:  # there, the log alone has all records
+            reached = min(reached, state_to)
         pieces = pieces_of(files, head.runs, head.log_start_offset, from_offset, reached)
         if len(pieces) > limit:
             pieces = pieces[:limit]
@@ -219,8 +221,8 @@ class CoordinatesApi:
 
     async def _files(
         self, topic: Topic, partition: Partition, from_offset: int, limit: int
-    ) -> tuple[TableFile, ...]:
-        return await self._sequencer().history.files_from(
+    ) -> tuple[tuple[TableFile, ...], Offset]:
+        return await self._sequencer().history.log_files_from(
             topic.topic_id, partition, Offset(from_offset), limit
         )
 

@@ -26,6 +26,7 @@ from sequencer.database.database import Database, Row
 from sequencer.database.named_sql import load_statements
 from sequencer.history.history_garbage import HistoryGarbage
 from sequencer.history.history_values import (
+    Advance,
     Begun,
     Busy,
     Ends,
@@ -41,6 +42,7 @@ from sequencer.history.history_values import (
     RunToCompact,
     ShownJob,
     StagedVersion,
+    StatePlan,
     TableFile,
     TableVersion,
     TopicBehind,
@@ -78,8 +80,8 @@ class _Refusal(Exception):
         self.answer = answer
 
 
-def _refused(reason: str) -> _Refusal:
-    return _Refusal(PublishRefused(reason=reason))
+def _refused(reason: str, *, is_of_files: bool = False) -> _Refusal:
+    return _Refusal(PublishRefused(reason=reason, is_of_files=is_of_files))
 
 
 class History:
@@ -87,17 +89,18 @@ class History:
         self._database = database
         self.garbage = HistoryGarbage(database)
 
-    async def ends(self, topic_id: TopicId) -> Ends:
-        """Where the stable part of the log of each live partition ends now."""
-        rows = await self._database.read(SQL["ends"], topic_id=topic_id)
+    async def ends(self, topic_id: TopicId, *, is_state: bool = False) -> Ends:
+        """Where the stable part of the log of each live partition ends now. With `is_state`, of each that can
+        have its state as history."""
+        rows = await self._database.read(SQL["ends"], topic_id=topic_id, is_state=is_state)
         return Ends(
             at=rows[0].now if rows else None,
             offsets={Partition(row.partition): Offset(row.last_stable_offset) for row in rows},
         )
 
-    async def is_complete(self, topic_id: TopicId, ends: Ends) -> bool:
+    async def is_complete(self, topic_id: TopicId, ends: Ends, *, is_state: bool = False) -> bool:
         """Whether all stable records below the ends are in history. If so, it is noted."""
-        wanted = {"topic_id": topic_id, **_wanted(ends)}
+        wanted = {"topic_id": topic_id, "is_state": is_state, **_wanted(ends)}
         if (await self._database.read(SQL["has_work"], **wanted))[0].has_work:
             return False
         await self._database.run(SQL["note_complete"], topic_id=topic_id, complete_at=ends.at)
@@ -159,11 +162,13 @@ class History:
         cluster: str,
         lease_s: float,
         runs_per_partition: int,
+        is_state: bool = False,
     ) -> Begun | Busy | NothingToDo:
         """Claims the topic's history, reserves a prefix, and holds the objects of the stable runs that are
-        not in history yet. Raises OwnershipUnconfirmed, as `begin_expiry` and `publish` do.
+        not in history yet. `is_state`: the topic is compacted by key. Raises OwnershipUnconfirmed, as
+        `begin_expiry` and `publish` do.
         """
-        wanted = {"topic_id": topic_id, **_wanted(ends)}
+        wanted = {"topic_id": topic_id, "is_state": is_state, **_wanted(ends)}
         rows = await self._database.read(SQL["has_work"], **wanted)
         if not rows[0].has_work:
             return NothingToDo()
@@ -173,7 +178,11 @@ class History:
             if not isinstance(job, HistoryJob):
                 return job
             found = await _runs_to_compact(
-                connection, ends.offsets, topic_id=topic_id, runs_per_partition=runs_per_partition
+                connection,
+                ends.offsets,
+                topic_id=topic_id,
+                runs_per_partition=runs_per_partition,
+                is_state=is_state,
             )
             segment_ids = sorted({run.segment_id for run in found.runs})
             committed = {
@@ -187,7 +196,8 @@ class History:
             await connection.execute(
                 SQL["hold_segments"], {"job_id": job.job_id, "segment_ids": held, "lease_s": lease_s}
             )
-            return Begun(job=job, runs=runs, aborted=found.aborted)
+            states = found.states if is_state else {}
+            return Begun(job=job, runs=runs, aborted=found.aborted, states=states)
 
     async def begin(
         self, topic_id: TopicId, kind: Literal["expire", "merge", "erase"], *, cluster: str, lease_s: float
@@ -301,6 +311,18 @@ class History:
         )
         return tuple(map(_file, rows))
 
+    async def log_files_from(
+        self, topic_id: TopicId, partition: Partition, from_offset: Offset, cap: int
+    ) -> tuple[tuple[TableFile, ...], Offset]:
+        """As `files_from`, of files that hold all records. The offset is where those begin: below it,
+        the files have the last record of each key alone.
+        """
+        rows = await self._database.read(
+            SQL["log_files_from"], topic_id=topic_id, partition=partition, from_offset=from_offset, cap=cap
+        )
+        files = tuple(_file(row) for row in rows if row.object_key is not None)
+        return files, Offset(rows[0].state_to)
+
     async def first_offsets(
         self, topic_id: TopicId, partitions: Sequence[Partition]
     ) -> dict[Partition, Offset]:
@@ -388,7 +410,7 @@ class History:
         topic = {"topic_id": job.topic_id}
         deleted = await _rows(connection, "delete_files", **topic, object_keys=removed)
         if len(deleted) != len(removed):
-            raise _refused("another job replaced these files first")
+            raise _refused("another job replaced these files first", is_of_files=True)
         parameters: dict[str, Any] = {
             "object_keys": [file.object_key for file in added],
             "partitions": [file.partition for file in added],
@@ -422,7 +444,10 @@ class History:
     async def _advance(
         self, connection: AsyncConnection[Row], job: HistoryJob, publication: Publication
     ) -> None:
-        advances = publication.advances
+        await self._advance_states(
+            connection, job, [each for each in publication.advances if each.state is not None]
+        )
+        advances = [each for each in publication.advances if each.state is None]
         parameters: dict[str, Any] = {
             "topic_id": job.topic_id,
             "partitions": [advance.partition for advance in advances],
@@ -442,6 +467,25 @@ class History:
         }
         await connection.execute(SQL["insert_raw_ranges"], parameters)
 
+    async def _advance_states(
+        self, connection: AsyncConnection[Row], job: HistoryJob, advances: Sequence[Advance]
+    ) -> None:
+        plans = [(each.partition, each.to_offset, each.state) for each in advances if each.state is not None]
+        parameters: dict[str, Any] = {
+            "topic_id": job.topic_id,
+            "partitions": [partition for partition, _, _ in plans],
+            "to_offsets": [to_offset for _, to_offset, _ in plans],
+            "gone_to": [plan.tombstones_gone_to for _, _, plan in plans],
+            "seen_to": [plan.seen_to for _, _, plan in plans],
+            "seen_state_to": [plan.seen_state_to for _, _, plan in plans],
+        }
+        if len(await _rows(connection, "advance_states", **parameters)) != len(advances):
+            raise _refused("another job published these offsets first")
+        begun_again = [partition for partition, _, plan in plans if not plan.is_begun]
+        await connection.execute(
+            SQL["forget_raw_ranges"], {"topic_id": job.topic_id, "partitions": begun_again}
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
@@ -450,6 +494,7 @@ class _Found:
     runs: Sequence[RunToCompact]
     aborted: Mapping[Partition, tuple[AbortedTransaction, ...]]
     """Also of a partition without a run: there, an open transaction spans too many aborted ones."""
+    states: Mapping[Partition, StatePlan]
 
 
 def _wanted(ends: Ends) -> dict[str, Any]:
@@ -478,9 +523,11 @@ async def _runs_of(
     wanted = {"partitions": list(ends), "ends": list(ends.values()), "max_aborted": max_aborted}
     runs: list[RunToCompact] = []
     aborted: dict[Partition, tuple[AbortedTransaction, ...]] = {}
+    states: dict[Partition, StatePlan] = {}
     known_to = _NO_END
     for row in await _rows(connection, "runs_to_compact", **parameters, **wanted):
         if row.place == 1:
+            states[row.partition] = _state_plan(row)
             entries: Sequence[Sequence[int]] = row.aborted or ()
             aborted[row.partition] = tuple(_aborted(entry) for entry in entries)
             # Later entries begin at or after the last one's stable offset.
@@ -488,7 +535,17 @@ async def _runs_of(
         run = _run(row, known_to)
         if run.end_offset > run.from_offset:
             runs.append(run)
-    return _Found(runs=runs, aborted=aborted)
+    return _Found(runs=runs, aborted=aborted, states=states)
+
+
+def _state_plan(row: Row) -> StatePlan:
+    return StatePlan(
+        from_offset=Offset(row.from_offset),
+        seen_to=row.seen_to,
+        seen_state_to=Offset(row.seen_state_to or 0),
+        is_begun=row.continues,
+        tombstones_gone_to=Offset(row.seen_gone_to if row.continues else row.gone_to),
+    )
 
 
 def _aborted(entry: Sequence[int]) -> AbortedTransaction:

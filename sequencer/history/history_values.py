@@ -128,12 +128,27 @@ class HistoryJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StatePlan:
+    """How a job found a partition whose history is its state."""
+
+    from_offset: Offset
+    seen_to: Offset | None
+    """Where its history ended; None: it had none."""
+    seen_state_to: Offset
+    is_begun: bool
+    """True: the job adds to the state. False: it makes it, and replaces whatever history has."""
+    tombstones_gone_to: Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
     job: HistoryJob
     runs: tuple[RunToCompact, ...]
     """In (partition, offset) order, contiguous per partition; their objects are held until the job ends."""
     aborted: Mapping[Partition, tuple[AbortedTransaction, ...]]
     """All that overlap the runs, in the order of their markers."""
+    states: Mapping[Partition, StatePlan]
+    """Of the partitions of a compacted topic; otherwise empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +170,8 @@ class Advance:
     partition: Partition
     from_offset: Offset
     to_offset: Offset
+    state: StatePlan | None = None
+    """Not None: its files have the last record of each key now, and no other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,3 +268,5 @@ class PublishRefused:
     """Nothing was published. The job's output is garbage, reclaimed by its prefix."""
 
     reason: str
+    is_of_files: bool = False
+    """Another job has replaced files of the table that were to be replaced. The rest may be published."""

@@ -4,6 +4,7 @@
 Promises:
 - One job cleans a partition at a time, as long as its lease lasts. Two at once do no harm: the runs are
   swapped as merges swap them (`merges.py`).
+- A partition is not cleaned beyond the end of its topic's table, if it has one (docs/design/history.md).
 - What is not known to be clean counts as dirty. A lost row costs a cleaning and keeps tombstones longer.
 
 The caller decides what is due and what stays (`compactor/cleaning_rules.py`).
@@ -40,7 +41,8 @@ class CleanMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleaningState:
-    """A partition of a compacted topic. `oldest_dirty_ms`: of the first record that was never cleaned; None
+    """A partition of a compacted topic. `cleanable_to`: the last stable offset, or the end of the topic's
+    table if that is lower. `oldest_dirty_ms`: of the first record that was never cleaned; None
     if it was not asked for, or if there is none. `oldest_tombstone`: the first tombstone or marker that is
     clean."""
 
@@ -50,7 +52,7 @@ class CleaningState:
     log_start_offset: Offset
     local_start_offset: Offset
     high_watermark: Offset
-    last_stable_offset: Offset
+    cleanable_to: Offset
     size_bytes: int
     clean_to: Offset
     clean_bytes: int
@@ -163,6 +165,14 @@ class Cleanings:
         parameters = {"topic_id": topic_id, "partition": partition, "job_id": claim.job_id}
         return bool(await self._database.run(SQL["renew"], lease_s=lease_s, **parameters))
 
+    async def note_tombstones(self, claim: CleaningClaim, tombstones_to: Offset) -> bool:
+        """Notes that tombstones below this offset may go now. False: the claim was lost before."""
+        [topic_id, partition] = claim.state.key
+        parameters = {"topic_id": topic_id, "partition": partition, "job_id": claim.job_id}
+        return bool(
+            await self._database.run(SQL["note_tombstones"], tombstones_to=tombstones_to, **parameters)
+        )
+
     async def finish(
         self,
         claim: CleaningClaim,
@@ -205,7 +215,7 @@ def _state(row: Row) -> CleaningState:
         log_start_offset=Offset(row.log_start_offset),
         local_start_offset=Offset(row.local_start_offset),
         high_watermark=Offset(row.high_watermark),
-        last_stable_offset=Offset(row.last_stable_offset),
+        cleanable_to=Offset(row.cleanable_to),
         size_bytes=row.size_bytes,
         clean_to=Offset(row.clean_to or 0),
         clean_bytes=row.clean_bytes or 0,

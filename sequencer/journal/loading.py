@@ -170,6 +170,7 @@ async def finish(connection: AsyncConnection[Any]) -> None:
         "remove_aborted_without_marker",
         "remove_offsets_without_group",
         "remove_members_without_group",
+        "forget_tombstones",
         "pass_topic_changes",
         "count_time_partitions",
     )

@@ -398,6 +398,7 @@ CREATE TABLE cleanings (
     mark_offsets bigint[] NOT NULL DEFAULT '{}',   -- values that clean_to had, rising, or where damage began
     marks_ms bigint[] NOT NULL DEFAULT '{}',       -- since when: tombstones and markers below count from then
     oldest_tombstone bigint,                       -- or marker, below clean_to; null: there is none
+    tombstones_gone_to bigint NOT NULL DEFAULT 0,  -- some below it may have gone
     due_at timestamptz,                            -- since when there may be something to clean; or null
     claimed_by uuid,                               -- a job that cleans it, until lease_until
     lease_until timestamptz,
@@ -596,6 +597,8 @@ CREATE TABLE history_partitions (
     partition integer NOT NULL,
     compacted_to bigint NOT NULL,                  -- lower offsets are in history, expired from it, or in
                                                    -- history_raw_ranges
+    state_to bigint NOT NULL DEFAULT 0,            -- below it, history has the last record of each key alone
+    tombstones_gone_to bigint NOT NULL DEFAULT 0,  -- as in cleanings, when that was begun; -1: not known
     PRIMARY KEY (topic_id, partition)
 );
 
@@ -1864,6 +1867,32 @@ BEGIN
             marker_segments[number], marker_keys[number], markers_bytes[number]) AS ended;
     END LOOP;
 END
+$function$;
+
+-- history_continues returns whether a job may add to the state that the history of a partition is: the last
+-- record of each key. It may not where history has something else, or where records went that it has not
+-- seen. Tombstones may be among them, and keys that are deleted would stay. `gone_before` are those that had
+-- gone when the state was begun, `gone_to` those that have gone now.
+CREATE FUNCTION history_continues(
+    log_start bigint, compacted_to bigint, state_to bigint, gone_before bigint, gone_to bigint
+) RETURNS boolean
+LANGUAGE sql IMMUTABLE
+AS $function$
+    SELECT coalesce(state_to = compacted_to AND log_start <= compacted_to AND gone_before >= 0
+        AND coalesce(gone_to, 0) <= greatest(compacted_to, gone_before), false)
+$function$;
+
+-- history_goes_on_at returns the offset from which on a partition's records are not in its history yet. The
+-- history of a compacted topic (`is_state`) begins with the log again where it cannot continue.
+CREATE FUNCTION history_goes_on_at(
+    is_state boolean, log_start bigint, compacted_to bigint, state_to bigint, gone_before bigint,
+    gone_to bigint
+) RETURNS bigint
+LANGUAGE sql IMMUTABLE
+AS $function$
+    SELECT CASE WHEN is_state
+            AND NOT history_continues(log_start, compacted_to, state_to, gone_before, gone_to)
+        THEN log_start ELSE greatest(compacted_to, log_start) END
 $function$;
 
 -- initialize_transaction gives a producer the id and epoch for a transactional id (InitProducerId). Producers

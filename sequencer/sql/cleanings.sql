@@ -3,12 +3,15 @@
 -- name: page
 -- The next live partitions of compacted topics, in primary-key order. The age of the oldest record that was
 -- never cleaned is looked up only where the topic limits it.
+--
+-- `cleanable_to` is the last stable offset, or the end of the topic's table, for which the rest waits.
 SELECT p.*, c.clean_to, c.clean_bytes, c.mark_offsets, c.marks_ms, c.oldest_tombstone,
     (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms, dirty.oldest_ms
 FROM (
     SELECT t.topic_id, p.partition, t.config, p.log_start_offset, p.local_start_offset, p.high_watermark,
-        greatest(p.log_start_offset, coalesce(p.first_unstable_offset, p.high_watermark))
-            AS last_stable_offset,
+        greatest(p.log_start_offset, least(
+            coalesce(p.first_unstable_offset, p.high_watermark),
+            CASE WHEN p.local_start_offset <= p.log_start_offset THEN b.end_offset END)) AS cleanable_to,
         p.size_bytes
     FROM (
         SELECT topic_id, config FROM topics
@@ -22,6 +25,13 @@ FROM (
             AND (p.topic_id, p.partition) > (%(after_topic_id)s::uuid, %(after_partition)s::integer)
         ORDER BY p.partition LIMIT %(cap)s
     ) AS p
+    LEFT JOIN LATERAL (
+        SELECT coalesce(h.compacted_to, 0) AS end_offset
+        FROM history_tables AS b
+        LEFT JOIN history_partitions AS h ON h.topic_id = b.topic_id AND h.partition = p.partition
+        WHERE t.config ->> 'tidelog.history' IS DISTINCT FROM 'off' AND b.topic_id = p.topic_id
+            AND b.published_at IS NOT NULL OFFSET 0
+    ) AS b ON true
     ORDER BY t.topic_id, p.partition LIMIT %(cap)s
 ) AS p
 LEFT JOIN LATERAL (
@@ -64,10 +74,16 @@ RETURNING c.topic_id, c.partition
 
 -- name: state
 SELECT t.topic_id, p.partition, t.config, p.log_start_offset, p.local_start_offset, p.high_watermark,
-    greatest(p.log_start_offset, coalesce(p.first_unstable_offset, p.high_watermark)) AS last_stable_offset,
+    greatest(p.log_start_offset, least(
+        coalesce(p.first_unstable_offset, p.high_watermark),
+        CASE WHEN b.published_at IS NOT NULL AND t.config ->> 'tidelog.history' IS DISTINCT FROM 'off'
+            AND p.local_start_offset <= p.log_start_offset
+            THEN coalesce(h.compacted_to, 0) END)) AS cleanable_to,
     p.size_bytes, c.clean_to, c.clean_bytes, c.mark_offsets, c.marks_ms, c.oldest_tombstone,
     (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms, NULL::bigint AS oldest_ms
 FROM topics AS t JOIN partitions AS p USING (topic_id) JOIN cleanings AS c USING (topic_id, partition)
+LEFT JOIN history_tables AS b USING (topic_id)
+LEFT JOIN history_partitions AS h USING (topic_id, partition)
 WHERE p.topic_id = %(topic_id)s AND p.partition = %(partition)s AND p.state = 'live'
     AND t.deleted_at IS NULL AND strpos(t.config ->> 'cleanup.policy', 'compact') > 0
 
@@ -117,6 +133,12 @@ SELECT count(*) = %(cap)s AS may_be_more FROM found
 
 -- name: renew
 UPDATE cleanings SET lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s)
+WHERE topic_id = %(topic_id)s AND partition = %(partition)s AND claimed_by = %(job_id)s
+RETURNING 1 AS one
+
+-- name: note_tombstones
+-- Before any goes: a table that has not seen them begins again (history_goes_on_at).
+UPDATE cleanings SET tombstones_gone_to = greatest(tombstones_gone_to, %(tombstones_to)s)
 WHERE topic_id = %(topic_id)s AND partition = %(partition)s AND claimed_by = %(job_id)s
 RETURNING 1 AS one
 

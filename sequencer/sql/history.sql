@@ -1,6 +1,7 @@
 -- History: the Iceberg tables' pointers, their jobs, and what the garbage collector may take.
 --
--- The history of a topic that is compacted by key counts as off.
+-- The history of a topic that is compacted by key is its state (`is_state`): the last record of each key,
+-- unless that is a tombstone. A partition whose log begins in Parquet files has none: they are its log.
 --
 -- Lock order (docs/design/commit.md#lock-order): history_tables ranks with topics; then segments by id,
 -- partitions, history_partitions, each in key order.
@@ -10,7 +11,9 @@
 SELECT partition,
     greatest(log_start_offset, coalesce(first_unstable_offset, high_watermark)) AS last_stable_offset,
     clock_timestamp() AS now
-FROM partitions WHERE topic_id = %(topic_id)s AND state = 'live'
+FROM partitions
+WHERE topic_id = %(topic_id)s AND state = 'live'
+    AND (NOT %(is_state)s::boolean OR local_start_offset <= log_start_offset)
 
 -- name: note_complete
 UPDATE history_tables SET complete_at = greatest(complete_at, %(complete_at)s) WHERE topic_id = %(topic_id)s
@@ -18,18 +21,26 @@ UPDATE history_tables SET complete_at = greatest(complete_at, %(complete_at)s) W
 -- name: behind
 -- The topics whose history is on and lacks stable records, with how many and since when at most.
 SELECT t.topic_id, t.name, t.config, count(*) AS partitions,
-    sum(s.end_offset - greatest(h.compacted_to, p.log_start_offset))::bigint AS records,
-    sum(p.size_bytes * (s.end_offset - greatest(h.compacted_to, p.log_start_offset))::float8
+    sum(s.end_offset - w.from_offset)::bigint AS records,
+    sum(p.size_bytes * (s.end_offset - w.from_offset)::float8
         / greatest(p.high_watermark - p.log_start_offset, 1))::bigint AS raw_bytes,
     extract(epoch FROM clock_timestamp() - coalesce(b.complete_at, t.created_at))::float8 AS behind_s
 FROM topics AS t
 JOIN partitions AS p ON p.topic_id = t.topic_id AND p.state = 'live'
-CROSS JOIN LATERAL (SELECT coalesce(p.first_unstable_offset, p.high_watermark) AS end_offset) AS s
+CROSS JOIN LATERAL (
+    SELECT coalesce(p.first_unstable_offset, p.high_watermark) AS end_offset,
+        coalesce(t.config ->> 'cleanup.policy' ~ 'compact', false) AS is_state
+) AS s
 LEFT JOIN history_tables AS b ON b.topic_id = t.topic_id
 LEFT JOIN history_partitions AS h ON h.topic_id = p.topic_id AND h.partition = p.partition
+LEFT JOIN cleanings AS c ON s.is_state AND c.topic_id = p.topic_id AND c.partition = p.partition
+CROSS JOIN LATERAL (
+    SELECT history_goes_on_at(s.is_state, p.log_start_offset, h.compacted_to, h.state_to,
+        h.tombstones_gone_to, c.tombstones_gone_to) AS from_offset
+) AS w
 WHERE t.deleted_at IS NULL AND t.config ->> 'tidelog.history' IS DISTINCT FROM 'off'
-    AND (t.config ->> 'cleanup.policy' ~ 'compact') IS NOT TRUE
-    AND s.end_offset > greatest(h.compacted_to, p.log_start_offset)
+    AND (NOT s.is_state OR p.local_start_offset <= p.log_start_offset)
+    AND s.end_offset > w.from_offset
 GROUP BY t.topic_id, t.name, t.config, b.complete_at, t.created_at
 
 -- name: with_expired_files
@@ -86,9 +97,12 @@ SELECT EXISTS (
     SELECT FROM unnest(%(partitions)s::integer[], %(ends)s::bigint[]) AS e (partition, end_offset)
     JOIN partitions AS p ON p.topic_id = %(topic_id)s AND p.partition = e.partition
     LEFT JOIN history_partitions AS h ON h.topic_id = p.topic_id AND h.partition = p.partition
+    LEFT JOIN cleanings AS c
+        ON %(is_state)s::boolean AND c.topic_id = p.topic_id AND c.partition = p.partition
     WHERE p.state = 'live'
         AND least(coalesce(p.first_unstable_offset, p.high_watermark), e.end_offset)
-            > greatest(h.compacted_to, p.log_start_offset)
+            > history_goes_on_at(%(is_state)s::boolean, p.log_start_offset, h.compacted_to, h.state_to,
+                h.tombstones_gone_to, c.tombstones_gone_to)
 ) AS has_work
 
 -- name: add_table
@@ -124,8 +138,8 @@ VALUES (%(job_id)s, %(topic_id)s, %(kind)s, %(prefix)s,
 -- `aborted` comes with the first run of a partition: the first :max_aborted aborted transactions that overlap
 -- its runs, each with the last stable offset after it. It is of the same moment as the runs: later, entries
 -- below a new log start are gone.
-SELECT p.partition, p.from_offset, r.base_offset, r.last_offset,
-    least(r.last_offset + 1, p.stable_offset) AS end_offset,
+SELECT p.partition, p.from_offset, p.continues, p.seen_to, p.seen_state_to, p.seen_gone_to, p.gone_to,
+    r.base_offset, r.last_offset, least(r.last_offset + 1, p.stable_offset) AS end_offset,
     r.segment_id, s.object_key, r.position, r.length, r.place,
     CASE WHEN r.place = 1 THEN (
         SELECT array_agg(ARRAY[a.last_offset, a.first_offset, a.producer_id, a.stable_offset]
@@ -144,10 +158,18 @@ SELECT p.partition, p.from_offset, r.base_offset, r.last_offset,
             ORDER BY last_offset LIMIT %(max_aborted)s::integer) AS a) END AS aborted
 FROM unnest(%(partitions)s::integer[], %(ends)s::bigint[]) AS e (partition, end_offset)
 CROSS JOIN LATERAL (
-    SELECT p.partition, greatest(h.compacted_to, p.log_start_offset) AS from_offset,
+    SELECT p.partition,
+        history_goes_on_at(%(is_state)s::boolean, p.log_start_offset, h.compacted_to, h.state_to,
+            h.tombstones_gone_to, c.tombstones_gone_to) AS from_offset,
+        history_continues(p.log_start_offset, h.compacted_to, h.state_to, h.tombstones_gone_to,
+            c.tombstones_gone_to) AS continues,
+        h.compacted_to AS seen_to, h.state_to AS seen_state_to, h.tombstones_gone_to AS seen_gone_to,
+        coalesce(c.tombstones_gone_to, 0) AS gone_to,
         coalesce(p.first_unstable_offset, p.high_watermark) AS stable_offset
     FROM partitions AS p
     LEFT JOIN history_partitions AS h ON h.topic_id = p.topic_id AND h.partition = p.partition
+    LEFT JOIN cleanings AS c
+        ON %(is_state)s::boolean AND c.topic_id = p.topic_id AND c.partition = p.partition
     WHERE p.topic_id = %(topic_id)s AND p.partition = e.partition AND p.state = 'live' OFFSET 0) AS p
 CROSS JOIN LATERAL (
     SELECT *, row_number() OVER (ORDER BY base_offset) AS place, max(last_offset) OVER () AS read_to FROM (
@@ -203,6 +225,27 @@ WHERE h.compacted_to < excluded.compacted_to
         FROM unnest(%(partitions)s::integer[], %(from_offsets)s::bigint[]) AS planned (partition, from_offset)
         WHERE planned.partition = excluded.partition)
 RETURNING h.partition
+
+-- name: advance_states
+-- As advance_partitions, for partitions whose history is their state. Each only if it is as the plan saw it.
+-- Where the plan saw no row, seen_to is null, and one that is there has appeared since.
+INSERT INTO history_partitions AS h (topic_id, partition, compacted_to, state_to, tombstones_gone_to)
+SELECT %(topic_id)s, partition, to_offset, to_offset, gone_to
+FROM unnest(%(partitions)s::integer[], %(to_offsets)s::bigint[], %(gone_to)s::bigint[])
+    AS advance (partition, to_offset, gone_to)
+ORDER BY partition
+ON CONFLICT (topic_id, partition) DO UPDATE SET compacted_to = excluded.compacted_to,
+    state_to = excluded.state_to, tombstones_gone_to = excluded.tombstones_gone_to
+WHERE (h.compacted_to, h.state_to) = (
+    SELECT planned.seen_to, planned.seen_state_to
+    FROM unnest(%(partitions)s::integer[], %(seen_to)s::bigint[], %(seen_state_to)s::bigint[])
+        AS planned (partition, seen_to, seen_state_to)
+    WHERE planned.partition = excluded.partition)
+RETURNING h.partition
+
+-- name: forget_raw_ranges
+-- Of partitions whose history begins again.
+DELETE FROM history_raw_ranges WHERE topic_id = %(topic_id)s AND partition = ANY(%(partitions)s::integer[])
 
 -- name: insert_files
 INSERT INTO history_files (object_key, topic_id, partition, first_offset, last_offset, row_count, size_bytes,
@@ -275,7 +318,8 @@ JOIN partitions AS p ON p.topic_id = t.topic_id AND p.state = 'live'
 LEFT JOIN history_partitions AS h ON h.topic_id = p.topic_id AND h.partition = p.partition
 WHERE t.topic_id = ANY(%(topic_ids)s) AND t.published_at IS NOT NULL
     AND topics.config ->> 'tidelog.history' IS DISTINCT FROM 'off'
-    AND (topics.config ->> 'cleanup.policy' ~ 'compact') IS NOT TRUE
+    AND ((topics.config ->> 'cleanup.policy' ~ 'compact') IS NOT TRUE
+        OR p.local_start_offset <= p.log_start_offset)
 
 -- name: catalog_tables
 -- The tables that a reader can open, by the topics' names, each with the name that it has in the catalog. Of
@@ -360,6 +404,28 @@ SELECT * FROM (
 ) AS near
 WHERE last_offset >= %(from_offset)s
 ORDER BY first_offset LIMIT %(cap)s
+
+-- name: log_files_from
+-- As files_from, with the end of the partition's state. Below it, files have the last record of each key
+-- alone, and no file is returned. At least one row, with nulls if there is no file.
+SELECT s.state_to, f.*
+FROM (SELECT coalesce((
+        SELECT state_to FROM history_partitions
+        WHERE topic_id = %(topic_id)s AND partition = %(partition)s), 0) AS state_to) AS s
+LEFT JOIN LATERAL (
+    SELECT * FROM (
+        (SELECT * FROM history_files WHERE topic_id = %(topic_id)s AND partition = %(partition)s
+            AND first_offset < %(from_offset)s
+        ORDER BY first_offset DESC LIMIT 1)
+        UNION ALL
+        (SELECT * FROM history_files WHERE topic_id = %(topic_id)s AND partition = %(partition)s
+            AND first_offset >= %(from_offset)s
+        ORDER BY first_offset LIMIT %(cap)s)
+    ) AS near
+    WHERE last_offset >= %(from_offset)s AND %(from_offset)s >= s.state_to
+    ORDER BY first_offset LIMIT %(cap)s
+) AS f ON true
+ORDER BY f.first_offset
 
 -- name: first_offsets
 -- Where the history of each partition begins; a partition without files is left out.

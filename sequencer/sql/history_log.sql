@@ -19,12 +19,13 @@ WHERE t.deleted_at IS NULL
 ORDER BY p.topic_id, p.partition LIMIT %(cap)s
 
 -- name: oldest_local_runs
--- The first runs past each local start that are wholly in history, and whether some of a run did not decode.
+-- The first runs past each local start that are wholly in history, and whether they stay: some of a run did
+-- not decode, or of its offsets history has the last record of each key alone.
 -- A run's age is that of retention (retention.sql).
 SELECT d.topic_id, d.partition, r.base_offset, r.last_offset, r.length,
     CASE WHEN r.max_timestamp_ms < 0 THEN c.committed_ms
         ELSE least(r.max_timestamp_ms, c.committed_ms) END AS aged_from_ms,
-    EXISTS (
+    r.base_offset < h.state_to OR EXISTS (
         SELECT FROM history_raw_ranges AS w
         WHERE w.topic_id = d.topic_id AND w.partition = d.partition
             AND w.base_offset <= r.last_offset AND w.last_offset >= r.base_offset

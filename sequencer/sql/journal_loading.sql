@@ -113,6 +113,10 @@ WHERE q.topic_id = p.topic_id AND q.partition = p.partition AND p.size_bytes <> 
 -- name: remove_offsets_without_group
 DELETE FROM committed_offsets AS o WHERE NOT EXISTS (SELECT FROM groups AS g WHERE g.group_id = o.group_id)
 
+-- name: forget_tombstones
+-- The journal does not say which tombstones went (cleanings): tables of compacted topics begin again.
+UPDATE history_partitions SET tombstones_gone_to = -1 WHERE state_to > 0
+
 -- name: remove_members_without_group
 DELETE FROM group_members AS m WHERE NOT EXISTS (SELECT FROM groups AS g WHERE g.group_id = m.group_id)
 

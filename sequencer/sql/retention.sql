@@ -76,14 +76,16 @@ ORDER BY p.topic_id, p.partition FOR NO KEY UPDATE OF p
 
 -- name: history_limits
 -- Once a topic's history is on, records that are not in it yet stay. Turning it on locks the partition rows,
--- so it is seen here or waits. It counts as off while the topic is compacted by key.
+-- so it is seen here or waits. A partition of a compacted topic whose log begins in history has no table.
 SELECT d.topic_id, d.partition, coalesce(h.compacted_to, 0) AS compacted_to
 FROM unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[]) AS d (topic_id, partition)
 JOIN history_tables AS t USING (topic_id)
 JOIN topics USING (topic_id)
+JOIN partitions AS p ON p.topic_id = d.topic_id AND p.partition = d.partition
 LEFT JOIN history_partitions AS h ON h.topic_id = d.topic_id AND h.partition = d.partition
 WHERE t.published_at IS NOT NULL AND topics.config ->> 'tidelog.history' IS DISTINCT FROM 'off'
-    AND (topics.config ->> 'cleanup.policy' ~ 'compact') IS NOT TRUE
+    AND ((topics.config ->> 'cleanup.policy' ~ 'compact') IS NOT TRUE
+        OR p.local_start_offset <= p.log_start_offset)
 
 -- name: move_log_starts
 -- Only forward. Agents with cached coordinates see the epoch change.

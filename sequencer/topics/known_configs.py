@@ -127,8 +127,8 @@ _CHANGING: Final = (
         "dropped from uploaded objects after local.retention.ms and local.retention.bytes; consumers then "
         "read it from the table's Parquet files. off: compaction leaves the topic out, retention does "
         "not wait; what the table has stays there, and is still read there. Switched on again, compaction "
-        "goes on with the oldest record still kept. A topic that is compacted by key (cleanup.policy) has no "
-        "table yet: table counts as off, log is refused.",
+        "goes on with the oldest record still kept. The table of a topic that is compacted by key "
+        "(cleanup.policy) has the last record of each key, without tombstones; log is refused.",
         check=one_of("tidelog.history", ("off", "table", "log")),
     ),
     ConfigDefinition(
@@ -194,9 +194,9 @@ _CHANGING: Final = (
         broker_name="log.cleanup.policy",
         documentation="delete: retention.ms and retention.bytes drop old records. compact: of each key the "
         "last record is kept, and every record needs a key. compact,delete: both. Empty: neither, all "
-        "records are kept. A compacted topic has no Iceberg table yet: tidelog.history counts as off, log "
-        "and remote.storage.enable=true are refused, and what a table had before stays readable. Without "
-        "delete in the list, DeleteRecords is refused.",
+        "records are kept. The Iceberg table of a compacted topic has the last record of each key, and "
+        "compaction goes no further than the table; tidelog.history=log and remote.storage.enable=true are "
+        "refused. Without delete in the list, DeleteRecords is refused.",
         check=list_of("cleanup.policy", ("delete", "compact")),
     ),
     ConfigDefinition(

@@ -165,9 +165,10 @@ def _cleanup_policy(config: Mapping[str, str]) -> CleanupPolicy:
 
 
 def _history(history: str, remote_storage: str, *, is_compacted: bool) -> Literal["off", "table", "log"]:
-    if history == "off" or is_compacted:
+    if history == "off":
         return "off"
-    return "log" if history == "log" or remote_storage == "true" else "table"
+    is_log = history == "log" or remote_storage == "true"
+    return "log" if is_log and not is_compacted else "table"
 
 
 def _of_history(history: int, whole: int, *, holds_log: bool) -> int:

@@ -21,7 +21,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from storage.arrow.arrow_encoding import binary_arrays
-from storage.native.arguments import BYTES_IN, BYTES_OUT, INTS_IN, LONG, LONG_ROWS_OUT, LONGS_IN, LONGS_OUT
+from storage.native.arguments import (
+    BYTES_IN,
+    BYTES_OUT,
+    INTS_IN,
+    LONG,
+    LONG_ROWS_IN,
+    LONG_ROWS_OUT,
+    LONGS_IN,
+    LONGS_OUT,
+)
 from storage.native.kernels import helper, kernel
 
 SLOT_BYTES: Final = 24
@@ -158,6 +167,24 @@ def _put(
     return len(offsets)
 
 
+@kernel(LONG_ROWS_OUT, LONGS_OUT, LONG_ROWS_IN)
+def _put_hashed(table: NDArray[np.int64], limits: NDArray[np.int64], entries: NDArray[np.int64]) -> Any:
+    """As `_put`, for rows of another table with the same secret. Returns the rows put."""
+    for row in range(len(entries)):
+        high, low = entries[row, _HIGH], entries[row, _LOW]
+        if not _is_in_range(limits, high):
+            continue
+        slot = _slot(table, high, low)
+        if table[slot, _NEXT_OFFSET] == 0:
+            if limits[_ROOM] == 0:
+                return row
+            limits[_ROOM] -= 1
+            table[slot, _HIGH] = high
+            table[slot, _LOW] = low
+        table[slot, _NEXT_OFFSET] = max(table[slot, _NEXT_OFFSET], entries[row, _NEXT_OFFSET])
+    return len(entries)
+
+
 @kernel(
     *(BYTES_OUT, LONGS_OUT, LONG_ROWS_OUT, LONGS_IN, LONGS_IN, LONGS_IN),
     *(INTS_IN, BYTES_IN, BYTES_IN, BYTES_IN, LONG, LONG),
@@ -207,7 +234,8 @@ class LatestKeys:
         slots = 1 << max(4, (most_bytes // SLOT_BYTES).bit_length() - 1)
         self._table = np.zeros((slots, 3), np.int64)
         self._limits = np.array([int(slots * _LOAD), 0, 0], np.int64)
-        self._secret = np.frombuffer(secret or secrets.token_bytes(16), "<i8").astype(np.int64)
+        self.secret = secret or secrets.token_bytes(16)
+        self._secret = np.frombuffer(self.secret, "<i8").astype(np.int64)
 
     def put(self, rows: pa.RecordBatch) -> None:
         """Puts records of RECORD_SCHEMA. Those whose keys are for another pass are left out."""
@@ -217,6 +245,20 @@ class LatestKeys:
             keys = binary_arrays(rows.column("key").slice(put))
             put += _put(self._table, self._limits, self._secret, offsets[put:], *keys)
             while put < len(offsets) and not _halve(self._table, self._limits):
+                assert self._limits[_BITS] < _MOST_BITS, "hashes are spread evenly"
+
+    def entries(self) -> NDArray[np.int64]:
+        """What was put, one row per key: the key's hash in two halves, and the offset after its latest
+        record."""
+        taken: NDArray[np.int64] = self._table[self._table[:, _NEXT_OFFSET] != 0]
+        return taken
+
+    def put_entries(self, entries: NDArray[np.int64]) -> None:
+        """Puts the entries of another one with the same secret. Those for another pass are left out."""
+        put = 0
+        while put < len(entries):
+            put += _put_hashed(self._table, self._limits, entries[put:])
+            while put < len(entries) and not _halve(self._table, self._limits):
                 assert self._limits[_BITS] < _MOST_BITS, "hashes are spread evenly"
 
     @property

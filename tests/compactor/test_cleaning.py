@@ -454,7 +454,7 @@ def a_state(**changed: object) -> CleaningState:
         log_start_offset=Offset(0),
         local_start_offset=Offset(0),
         high_watermark=Offset(100),
-        last_stable_offset=Offset(100),
+        cleanable_to=Offset(100),
         size_bytes=1000,
         clean_to=Offset(50),
         clean_bytes=500,

@@ -17,6 +17,7 @@ from tests.erasure.conftest import Place
 from tests.erasure.reading import Row, consumed
 from tests.spark_compaction.log import Sent, one, records
 from tests.spark_compaction.reading import Rows, iceberg_rows
+from tests.spark_compaction.state.model import state_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark"), pytest.mark.timeout(600)]
 UNHURRIED: dict[str, float] = {
@@ -55,6 +56,23 @@ async def _drop_local(sequencer: Sequencer) -> None:
         progress = step.progress
         if not step.more:
             return
+
+
+async def test_a_table_of_a_compacted_topic_loses_the_key(place: Place, catalog_url: str) -> None:
+    await place.log.topic("orders", 2, cleanup_policy="compact")
+    await _write(place, 3)
+    await _compact(place)
+    await _write(place, 2, 3)  # not in the table yet
+
+    async with place.kept(**UNHURRIED):
+        report = await place.erase(KEY)
+
+    assert report.history_records == 2
+    assert await place.objects_holding(KEY) == []
+    settings = place.settings.model_copy(update={"http_url": catalog_url})
+    await _compact(place)
+    assert await iceberg_rows(settings, "orders") == state_of(_left(place))
+    assert await place.objects_holding(KEY) == []
 
 
 async def test_a_table_beside_the_log_loses_the_same_records(

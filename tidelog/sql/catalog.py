@@ -31,6 +31,9 @@ from tidelog.sql.settings import SqlSettings
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 """Kafka's rule for a topic's name."""
+_ROWS_PROPERTY: Final = "tidelog.rows"
+_LAST_RECORDS: Final = "last-of-each-key"
+"""As `spark_compaction.iceberg_table` writes them."""
 _TABLES_PER_PAGE: Final = 1000
 _TOPICS_PER_PAGE: Final = 1000
 _DELETED: Final = 2
@@ -89,6 +92,8 @@ class Table:
     columns: tuple[Column, ...]
     snapshot_id: int | None
     files: tuple[DataFile, ...] = field(repr=False)
+    has_last_records: bool = False
+    """The topic is compacted by key: of each key the last record counts, and a tombstone is none."""
 
     def ends(self) -> dict[int, int]:
         """By partition the offset after the last one in the table."""
@@ -171,14 +176,22 @@ class Catalog:
         same = [each for each in names if each.lower() == name.lower() and each != name]
         if same:
             return self._load(same[0], or_topic=or_topic)
-        topics = [each["name"] for each in self.topics()]
+        configs = {each["name"]: each["config"] for each in self.topics()}
+        topics = list(configs)
         topic = next((each for each in topics if each.lower() == name.lower()), None)
         if topic is None:
             raise StatementFailed(f"There is no topic '{name}'.", _nearest(name, {*names, *topics}))
         if not or_topic:
             raise self._no_history(topic)
         columns = tuple(Column(*each) for each in _RECORD_COLUMNS)
-        return Table(name=topic, topic=topic, columns=columns, snapshot_id=None, files=())
+        return Table(
+            name=topic,
+            topic=topic,
+            columns=columns,
+            snapshot_id=None,
+            files=(),
+            has_last_records="compact" in configs[topic].get("cleanup.policy", ""),
+        )
 
     def _no_history(self, topic: str) -> StatementFailed:
         return StatementFailed(
@@ -209,6 +222,7 @@ class Catalog:
             columns=columns,
             snapshot_id=None if snapshot is None else int(snapshot["snapshot-id"]),
             files=files,
+            has_last_records=metadata.get("properties", {}).get(_ROWS_PROPERTY) == _LAST_RECORDS,
         )
 
     def _topic_of(self, name: str, location: str) -> str:

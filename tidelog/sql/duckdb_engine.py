@@ -158,8 +158,8 @@ class DuckDBEngine:
                 runner.execute(_USE)
                 for table in plan.tables:
                     paths = [str(file.key) for file in plan.files[table.name]]
-                    paths += [f".fresh/{table.name}"] if table.name in tails else []
-                    runner.execute(_view(table, paths))
+                    tail = f".fresh/{table.name}" if table.name in tails else None
+                    runner.execute(_view(table, paths, tail))
                 reader = runner.sql(plan.text).to_arrow_reader(_batch_rows(plan))
         except BaseException:
             self._end_run(runner)
@@ -325,20 +325,33 @@ def _batch_rows(plan: Plan) -> int:
     return min(max(_BATCH_BYTES // max(row_bytes, 1), _VECTOR_ROWS), _ROWS_PER_BATCH)
 
 
-def _view(table: Table, paths: Sequence[str]) -> str:
+def _view(table: Table, paths: Sequence[str], tail: str | None) -> str:
+    """The table's files and its tail. Where the last record of each key counts, a record of the tail replaces
+    the table's row of its key, and an earlier one of the tail."""
+    if tail is None or not table.has_last_records:
+        rows = _rows(table, [*paths, *([] if tail is None else [tail])])
+    else:
+        newest = f"({_rows(table, [tail])})"
+        rows = (
+            f"SELECT * FROM ({_rows(table, paths)}) AS h WHERE NOT EXISTS (SELECT 1 FROM {newest} AS n "
+            "WHERE n.partition = h.partition AND n.key = h.key) "
+            f"UNION ALL SELECT * FROM (SELECT * FROM {newest} WHERE key IS NOT NULL QUALIFY row_number() "
+            'OVER (PARTITION BY partition, key ORDER BY "offset" DESC) = 1) WHERE value IS NOT NULL'
+        )
+    return f"CREATE OR REPLACE VIEW {_full_name(table)} AS {rows}"
+
+
+def _rows(table: Table, paths: Sequence[str]) -> str:
     if not paths:
         empty = ", ".join(f"CAST(NULL AS {column.type}) AS {quoted(column.name)}" for column in table.columns)
-        return f"CREATE OR REPLACE VIEW {_full_name(table)} AS SELECT {empty} LIMIT 0"
+        return f"SELECT {empty} LIMIT 0"
     columns = ", ".join(
         f"{column.field_id}: {{'name': {_literal(column.name)}, 'type': {_literal(column.type)}, "
         "'default_value': NULL}"
         for column in table.columns
     )
     listed = ", ".join(_literal(f"{SCHEME}://{path}") for path in paths)
-    return (
-        f"CREATE OR REPLACE VIEW {_full_name(table)} AS "
-        f"SELECT * FROM read_parquet([{listed}], schema = MAP {{{columns}}})"
-    )
+    return f"SELECT * FROM read_parquet([{listed}], schema = MAP {{{columns}}})"
 
 
 def _literal(text: str) -> str:

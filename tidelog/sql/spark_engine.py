@@ -18,7 +18,8 @@ import pyarrow as pa
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql.functions import desc, row_number
 
 from spark_compaction.java import JavaMissing
 from spark_compaction.session import CATALOG, SparkUnavailable, make_active, spark_session, stop_spark
@@ -40,6 +41,7 @@ from tidelog.sql.statements import (
 )
 
 _GROUP: Final = "tidelog-sql"
+_PLACE: Final = "__place"
 _BATCH: Final = "batch"
 _QUERY_LOGGER: Final = "SQLQueryContextLogger"
 """PySpark logs a failed query with its whole Java stack; the error itself says the same in a line."""
@@ -151,6 +153,8 @@ class SparkEngine:
         else:
             history = _frame(session, table)
             tail = self._tail(session, table) if fresh or history is None else None
+            if tail is not None and table.has_last_records:
+                history, tail = _without_replaced(history, tail), _last_records(tail)
             frame = _union(history, tail)
             self._views[name, fresh] = table.snapshot_id
         frame.createOrReplaceTempView(quoted(name, "`"))
@@ -213,6 +217,20 @@ def _union(history: DataFrame | None, tail: DataFrame | None) -> DataFrame:
         assert found is not None, "a table without a snapshot has a tail"
         return found
     return history.unionByName(tail, allowMissingColumns=True)
+
+
+def _without_replaced(history: DataFrame | None, tail: DataFrame) -> DataFrame | None:
+    """The rows of whose key the tail has no record."""
+    if history is None:
+        return None
+    return history.join(tail, ["partition", "key"], "left_anti").select(*history.columns)
+
+
+def _last_records(tail: DataFrame) -> DataFrame:
+    """The last record of each key, unless that is a tombstone."""
+    newest_first = Window.partitionBy("partition", "key").orderBy(desc("offset"))
+    ranked = tail.where("key IS NOT NULL").withColumn(_PLACE, row_number().over(newest_first))
+    return ranked.where(f"{_PLACE} = 1 AND value IS NOT NULL").drop(_PLACE)
 
 
 def _check_is_query(session: SparkSession, text: str) -> None:

@@ -9,6 +9,8 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
+import pytest
+
 from sequencer.client import Sequencer
 from sequencer.history.history_values import (
     Advance,
@@ -348,10 +350,10 @@ async def test_retention_waits_for_history_from_its_first_publish_and_while_it_i
     await sequencer.topics.alter_config("orders", {"cleanup.policy": "compact"}, remove=["tidelog.history"])
     compacted = await sequencer.history.compacted_to([topic_id])
 
-    assert (before, on, off, compacted) == ({}, {(topic_id, 0): 4}, {}, {})
+    assert (before, on, off, compacted) == ({}, {(topic_id, 0): 4}, {}, {(topic_id, 0): 4})
 
 
-async def test_the_table_of_a_compacted_topic_is_not_behind_and_expires_with_its_log(
+async def test_the_table_of_a_compacted_topic_is_behind_like_others_and_expires_with_its_log(
     sequencer: Sequencer,
 ) -> None:
     topic_id = await topic_with_history(sequencer)
@@ -366,10 +368,61 @@ async def test_the_table_of_a_compacted_topic_is_not_behind_and_expires_with_its
         return behind, bool(await sequencer.history.topics_with_expired_files())
 
     assert await seen("delete") == (True, True)
-    assert await seen("compact") == (False, False)
-    assert await seen("compact,delete", retention_ms="1000") == (False, True)
+    assert await seen("compact") == (True, False)
+    assert await seen("compact,delete", retention_ms="1000") == (True, True)
     assert await seen("") == (True, False)
-    assert await seen("compact", tidelog_history_retention_ms="1000") == (False, False)
+    assert await seen("compact", tidelog_history_retention_ms="1000") == (True, False)
+    await sequencer.database.run(
+        "UPDATE partitions SET local_start_offset = 5"
+    )  # below it, Parquet is the log
+    assert await seen("compact") == (False, False)
+    assert await seen("delete") == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("log_start", "compacted_to", "state_to", "gone_before", "gone_to", "continues"),
+    [
+        (0, None, None, None, None, False),  # nothing was published
+        (0, 10, 0, 0, None, False),  # the table has all records
+        (0, 10, 8, 0, None, False),  # and some that were appended
+        (0, 10, 10, 0, None, True),
+        (10, 10, 10, 0, None, True),
+        (11, 10, 10, 0, None, False),  # records went that it has not seen
+        (0, 10, 10, 0, 10, True),
+        (0, 10, 10, 0, 11, False),  # tombstones went
+        (0, 10, 10, 11, 11, True),  # but before it was begun
+        (0, 10, 10, -1, 0, False),  # nobody knows which went
+    ],
+)
+async def test_a_state_goes_on_only_if_it_has_seen_all_that_went(
+    sequencer: Sequencer,
+    log_start: int,
+    compacted_to: int | None,
+    state_to: int | None,
+    gone_before: int | None,
+    gone_to: int | None,
+    continues: bool,
+) -> None:
+    arguments = (
+        "%(log_start)s::bigint, %(compacted_to)s::bigint, %(state_to)s::bigint, %(gone_before)s::bigint, "
+        "%(gone_to)s::bigint"
+    )
+    [row] = await sequencer.database.read(
+        f"SELECT history_continues({arguments}) AS continues, "
+        f"history_goes_on_at(true, {arguments}) AS state_from, "
+        f"history_goes_on_at(false, {arguments}) AS records_from",
+        log_start=log_start,
+        compacted_to=compacted_to,
+        state_to=state_to,
+        gone_before=gone_before,
+        gone_to=gone_to,
+    )
+    after = max(log_start, compacted_to or 0)
+    assert (row.continues, row.state_from, row.records_from) == (
+        continues,
+        after if continues else log_start,
+        after,
+    )
 
 
 async def test_a_compaction_begins_while_a_commit_holds_the_partition(sequencer: Sequencer) -> None:

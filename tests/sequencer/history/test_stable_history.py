@@ -151,6 +151,7 @@ async def test_a_job_costs_what_it_takes_and_not_what_the_log_has(sequencer: Seq
         "ends": [1 << 62],
         "runs_per_partition": 10,
         "max_aborted": 1000,
+        "is_state": False,
     }
     async with sequencer.database.connection() as connection:
         few = pages_touched(await generic_plan(connection, history.SQL["runs_to_compact"], asked))

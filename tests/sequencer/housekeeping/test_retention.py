@@ -280,7 +280,9 @@ async def test_limits_of_retention_apply_where_the_policy_has_delete(
     assert {row.topic_id for row in starts if row.log_start_offset > 0} == due
 
 
-async def test_retention_does_not_wait_for_the_table_of_a_compacted_topic(sequencer: Sequencer) -> None:
+async def test_retention_waits_for_the_table_of_a_compacted_topic_unless_parquet_is_its_log(
+    sequencer: Sequencer,
+) -> None:
     topic = await a_topic(sequencer, retention_ms="1000")
     for _ in range(3):
         await committed(sequencer, [records_of(topic, 10)])
@@ -289,10 +291,13 @@ async def test_retention_does_not_wait_for_the_table_of_a_compacted_topic(sequen
 
     held = (await job.step(None)).done["held_for_history"]
     await sequencer.topics.alter_config(topic.name, {"cleanup.policy": "compact,delete"})
-    step = await job.step(None)
+    waits = await job.step(None)
+    await sequencer.database.run("UPDATE partitions SET local_start_offset = log_start_offset + 1")
+    goes_on = await sequencer.history.compacted_to([topic.topic_id])
 
     assert held == 1
-    assert (step.done["held_for_history"], step.done["runs"]) == (0, 1)
+    assert (waits.done["held_for_history"], waits.done["runs"]) == (1, 0)
+    assert goes_on == {}
 
 
 async def test_delete_records_moves_into_a_run_and_keeps_what_is_left_of_it(sequencer: Sequencer) -> None:

@@ -138,12 +138,12 @@ def test_what_compaction_by_key_goes_by_is_typed() -> None:
 
 @pytest.mark.parametrize("history", ["off", "table", None])
 @pytest.mark.parametrize("policy", ["compact", "compact,delete"])
-def test_a_compacted_topic_has_no_table(policy: str, history: str | None) -> None:
+def test_a_compacted_topic_has_a_table_unless_that_is_off(policy: str, history: str | None) -> None:
     config = {"cleanup.policy": policy} | ({} if history is None else {"tidelog.history": history})
 
     check_together(config)
 
-    assert TopicConfig.of(config).history == "off"
+    assert TopicConfig.of(config).history == (history or "table")
 
 
 def test_what_a_table_had_before_its_topic_was_compacted_stays_as_long_as_the_log() -> None:

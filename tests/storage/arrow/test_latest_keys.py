@@ -83,3 +83,37 @@ def test_a_table_takes_as_few_passes_as_its_slots_allow(keys: int, most: int) ->
     found, passes = offsets_kept(rows, 16, keys, 0)
     assert len(found) == keys
     assert keys / 11 <= passes <= most
+
+
+def test_entries_of_several_tables_make_the_table_of_all_records() -> None:
+    [seed] = seeds(1)
+    chance = random.Random(seed)
+    for _ in range(50):
+        keys = [b"%d" % number for number in range(chance.choice((3, 40)))]
+        rows = rows_of([(chance.choice([None, *keys]), b"") for _ in range(chance.randrange(200))])
+        whole, parts = LatestKeys(1024 * SLOT_BYTES), []
+        whole.put(rows)
+        cuts = sorted(chance.randrange(rows.num_rows + 1) for _ in range(3))
+        for start, end in zip([0, *cuts], [*cuts, rows.num_rows], strict=True):
+            part = LatestKeys(1024 * SLOT_BYTES, whole.secret)
+            part.put(rows.slice(start, end - start))
+            parts.append(part.entries())
+        chance.shuffle(parts)
+        joined = LatestKeys(1024 * SLOT_BYTES, whole.secret)
+        for entries in parts:
+            joined.put_entries(entries)
+        assert sorted(joined.entries().tolist()) == sorted(whole.entries().tolist()), seed
+
+
+def test_entries_for_which_there_is_no_room_wait_for_the_next_pass() -> None:
+    rows = rows_of([(b"%d" % number, b"") for number in range(100)])
+    source, few = LatestKeys(1024 * SLOT_BYTES), None
+    source.put(rows)
+    few = LatestKeys(16 * SLOT_BYTES, source.secret)
+    found: list[list[int]] = []
+    while True:
+        few.put_entries(source.entries())
+        found += few.entries().tolist()
+        if not few.next_pass():
+            break
+    assert sorted(found) == sorted(source.entries().tolist())
