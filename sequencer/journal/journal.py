@@ -45,7 +45,7 @@ OF_ANY_TABLE = load_statements("journal_tables")
 FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
     "partitions": ("partitions",),
     "producers": ("producer_ids", "producer_state"),
-    "groups": ("groups", "group_members", "group_configs", "committed_offsets"),
+    "groups": ("groups", "group_members", "group_configs", "committed_offsets", "sinks", "sink_batches"),
     "history": (
         "history_tables",
         "history_partitions",
@@ -70,6 +70,8 @@ CHECKPOINT_TABLES: Final = (
     "group_members",
     "group_configs",
     "committed_offsets",
+    "sinks",
+    "sink_batches",
     "history_tables",
     "history_partitions",
     "history_raw_ranges",

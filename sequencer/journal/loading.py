@@ -39,6 +39,8 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "group_members": ("group_id", "member_id"),
     "group_configs": ("group_id",),
     "committed_offsets": ("group_id", "topic_id", "partition"),
+    "sinks": ("sink_name",),
+    "sink_batches": ("sink_name", "query_id"),
     "history_tables": ("topic_id",),
     "history_partitions": ("topic_id", "partition"),
     "history_raw_ranges": ("topic_id", "partition", "base_offset"),
