@@ -1405,21 +1405,26 @@ SET enable_memoize = off
 AS $function$
 #variable_conflict use_column
 DECLARE
-    own sinks%ROWTYPE;
+    own_run text;
+    own_prefix text;
+    older_runs text[];
+    was_committed boolean;
     found_outcome integer := 0;
     not_open integer[];
 BEGIN
     -- Locks the row, also if another request makes it now, or a job has just removed it.
     INSERT INTO sinks AS s (sink_name) VALUES (of_sink)
     ON CONFLICT (sink_name) DO UPDATE SET changed_at = clock_timestamp()
-    RETURNING s.* INTO own;
+    RETURNING s.run_id, s.id_prefix, s.past_runs INTO own_run, own_prefix, older_runs;
 
     -- A run without a query commits once. It is in the row only if it has.
-    IF of_query IS NULL AND (own.run_id = of_run OR of_run = ANY (own.past_runs))
+    SELECT of_query IS NULL AND (own_run = of_run OR of_run = ANY (older_runs))
         OR EXISTS (SELECT FROM sink_batches AS b
-            WHERE b.sink_name = of_sink AND b.query_id = of_query AND b.last_batch >= of_batch) THEN
+            WHERE b.sink_name = of_sink AND b.query_id = of_query AND b.last_batch >= of_batch)
+    INTO was_committed;
+    IF was_committed THEN
         found_outcome := 1;
-    ELSIF of_run = ANY (own.past_runs) THEN
+    ELSIF of_run = ANY (older_runs) THEN
         found_outcome := 2;
     ELSE
         PERFORM 1 FROM transactions AS t WHERE t.transactional_id = ANY (ids)
@@ -1443,9 +1448,9 @@ BEGIN
         RETURN;
     END IF;
 
-    IF own.run_id <> of_run THEN
+    IF own_run <> of_run THEN
         UPDATE sinks AS s SET run_id = of_run, id_prefix = of_prefix,
-            past_runs = (array_remove(ARRAY[own.run_id], '') || own.past_runs)[1:20]
+            past_runs = (array_remove(ARRAY[own_run], '') || older_runs)[1:20]
         WHERE s.sink_name = of_sink;
     END IF;
     IF of_query IS NOT NULL THEN
@@ -1454,7 +1459,7 @@ BEGIN
         SET last_batch = excluded.last_batch, changed_at = excluded.changed_at;
     END IF;
     RETURN QUERY SELECT 0, '{}'::integer[],
-        CASE WHEN own.run_id <> of_run AND own.id_prefix <> of_prefix THEN own.id_prefix ELSE '' END, ended.*
+        CASE WHEN own_run <> of_run AND own_prefix <> of_prefix THEN own_prefix ELSE '' END, ended.*
     FROM (VALUES (1)) AS one (row) LEFT JOIN LATERAL end_transactions(
         ids, of_producers, of_epochs, array_fill(true, ARRAY[cardinality(ids)]),
         array_fill('client2'::text, ARRAY[cardinality(ids)]), marker_segments, marker_keys,

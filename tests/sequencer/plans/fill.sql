@@ -55,4 +55,7 @@ WHERE partition = 0 AND get_byte(uuid_send(topic_id), 0) < 2;
 INSERT INTO aborted_transactions (topic_id, partition, last_offset, first_offset, producer_id, stable_offset)
 SELECT topic_id, partition, 10 * n + 9, 10 * n, 1, 10 * n + 10
 FROM partitions, generate_series(0, 2) AS n ORDER BY 1, 2, 3;
+INSERT INTO sinks (sink_name, run_id) SELECT 'sink ' || s, s FROM generate_series(1, 1000) AS s;
+INSERT INTO sink_batches (sink_name, query_id, last_batch)
+SELECT sink_name, 'query ' || q, 0 FROM sinks, generate_series(1, 3) AS q;
 VACUUM ANALYZE;
