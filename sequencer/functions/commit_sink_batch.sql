@@ -64,11 +64,13 @@ BEGIN
 
         SELECT array_agg(given.place::integer ORDER BY given.place) INTO not_open
         FROM unnest(ids, of_producers, of_epochs) WITH ORDINALITY AS given (id, producer, epoch, place)
-        WHERE NOT EXISTS (SELECT FROM transactions AS t
-            WHERE t.transactional_id = given.id AND t.producer_id = given.producer
-                AND t.producer_epoch = given.epoch
-                AND (EXISTS (SELECT FROM transaction_partitions AS p WHERE p.producer_id = given.producer)
-                    OR EXISTS (SELECT FROM transaction_groups AS g WHERE g.producer_id = given.producer)));
+        LEFT JOIN LATERAL (SELECT t.producer_id, t.producer_epoch FROM transactions AS t
+            WHERE t.transactional_id = given.id OFFSET 0) AS known ON true
+        WHERE (known.producer_id = given.producer AND known.producer_epoch = given.epoch
+            AND (EXISTS (SELECT FROM transaction_partitions AS p
+                    WHERE p.producer_id = given.producer OFFSET 0)
+                OR EXISTS (SELECT FROM transaction_groups AS g
+                    WHERE g.producer_id = given.producer OFFSET 0))) IS NOT TRUE;
         IF not_open IS NOT NULL THEN
             found_outcome := 3;
         END IF;

@@ -17,8 +17,8 @@ ORDER BY place
 SELECT t.transactional_id, t.producer_id, t.producer_epoch FROM transactions AS t
 WHERE t.transactional_id >= %(id_prefix)s AND t.transactional_id < %(id_end)s
     AND substr(t.transactional_id, length(%(id_prefix)s) + 1) ~ '^[0-9]+-[0-9]+$'
-    AND (EXISTS (SELECT FROM transaction_partitions AS p WHERE p.producer_id = t.producer_id)
-        OR EXISTS (SELECT FROM transaction_groups AS g WHERE g.producer_id = t.producer_id))
+    AND (EXISTS (SELECT FROM transaction_partitions AS p WHERE p.producer_id = t.producer_id OFFSET 0)
+        OR EXISTS (SELECT FROM transaction_groups AS g WHERE g.producer_id = t.producer_id OFFSET 0))
 ORDER BY t.transactional_id LIMIT %(cap)s
 
 -- name: forget

@@ -18,6 +18,7 @@ from spark_source.sink import StreamWriter, WriteContext, Writer, write_context
 from tests.support.waiting import wait_until
 
 _PATIENCE_S = 120.0
+_HEAD_START_S = 15.0
 Write = Callable[[Iterator[Any]], WriterCommitMessage]
 
 
@@ -48,7 +49,7 @@ class Failure:
             self._fail()
 
     def _slowed(self, batches: Iterator[Any], context: TaskContext) -> Iterator[Any]:
-        """Until a second attempt has begun, and then for as long as that may take."""
+        """The first attempt waits until a second one has begun, and some time more."""
         is_first_task = context.partitionId() == 0
         if is_first_task:
             self._attempt(context.attemptNumber()).touch()
@@ -56,7 +57,7 @@ class Failure:
             yield batch.slice(0, batch.num_rows // 2)
             if is_first_task and context.attemptNumber() == 0:
                 wait_until(self._attempt(1).exists, _PATIENCE_S)
-                time.sleep(_PATIENCE_S)
+                time.sleep(_HEAD_START_S)
             yield batch.slice(batch.num_rows // 2)
 
     def _attempt(self, number: int) -> Path:
