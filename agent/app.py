@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,7 @@ from sequencer.client import Sequencer
 from sequencer.cluster.agents import AgentAddress, NamedAddress
 from sequencer.cluster.ownership import OwnershipLost
 from sequencer.cluster.store_identity import WrongStore
+from sequencer.commits.coordinates import RunCoordinate
 from sequencer.database.database import SequencerUnavailable
 from storage.stores.object_store import ObjectStore, StoreUnavailable
 from storage.stores.open_store import open_store
@@ -74,6 +75,10 @@ class _Reached:
 
     def clients(self) -> Iterable[ConnectionState]:
         return () if self.listener is None else self.listener.clients()
+
+    def committed(self, runs: Sequence[RunCoordinate]) -> None:
+        if self.assembly is not None:
+            self.assembly.parts.reads.committed(runs)
 
 
 class App:
@@ -400,6 +405,7 @@ class App:
             zone=settings.zone,
             node_id=self._node_id,
             clients=reached.clients,
+            committed=reached.committed,
             default_partitions=settings.default_partitions,
             max_partitions_per_topic=settings.max_partitions_per_topic,
             routers=(router(lambda: reached.sequencer, lambda: reached.store, file_io),),

@@ -46,6 +46,7 @@ from compactor.retention_jobs import (
 from compactor.settings import HousekeeperSettings
 from compactor.transaction_jobs import (
     AbortedTransactionsJob,
+    SinkExpiryJob,
     TransactionalIdExpiryJob,
     TransactionTimeoutJob,
 )
@@ -192,6 +193,7 @@ class Housekeeper:
             ProducerExpiryJob(sequencer, settings),
             TransactionTimeoutJob(sequencer, settings),
             TransactionalIdExpiryJob(sequencer, settings),
+            SinkExpiryJob(sequencer, settings),
             AbortedTransactionsJob(sequencer, settings),
             OffsetExpiryJob(sequencer, settings),
             IdleGroupsJob(sequencer, settings),

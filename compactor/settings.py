@@ -44,7 +44,7 @@ class HousekeeperSettings(Settings):
     transactions that retention has passed.
     """
     transactional_id_expiry_s: float = Field(default=7 * 86_400.0, gt=0)
-    """A transactional id that was not used for this long is forgotten (Kafka's
+    """A transactional id, or a sink of Spark, that was not used for this long is forgotten (Kafka's
     transactional.id.expiration.ms).
     """
 

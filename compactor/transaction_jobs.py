@@ -1,5 +1,5 @@
-"""The jobs of transactions (docs/design/transactions.md#jobs): time-outs, unused transactional ids, and
-aborted transactions that retention has passed.
+"""The jobs of transactions (docs/design/transactions.md#jobs): time-outs, unused transactional ids and sinks,
+and aborted transactions that retention has passed.
 """
 
 import logging
@@ -67,6 +67,24 @@ class TransactionalIdExpiryJob:
             more=step.next_after is not None,
             done={"transactional_ids": step.forgotten},
         )
+
+
+class SinkExpiryJob:
+    """Forgets sinks, and how far their queries came, if they committed nothing for long."""
+
+    name = "sink-expiry"
+
+    def __init__(self, sequencer: Sequencer, settings: HousekeeperSettings) -> None:
+        self.interval_s = settings.transactional_id_expiry_interval_s
+        self._sinks = sequencer.sinks
+        self._settings = settings
+
+    async def step(self, progress: str | None) -> Step:
+        del progress
+        forgotten = await self._sinks.forget(
+            self._settings.transactional_id_expiry_s, self._settings.producers_per_step
+        )
+        return Step(more=forgotten > 0, done={"sinks": forgotten})
 
 
 class AbortedTransactionsJob:

@@ -9,6 +9,7 @@ from sequencer.cluster.store_identity import StoreIdentity
 from sequencer.commits.commits import Commits, Reservations
 from sequencer.commits.coordinates import Coordinates
 from sequencer.commits.producers import Producers
+from sequencer.commits.sinks import Sinks
 from sequencer.commits.transactions import Transactions
 from sequencer.database.database import Database
 from sequencer.database.lanes import Lane
@@ -47,6 +48,7 @@ class Sequencer:
         self.coordinates = Coordinates(database)
         self.producers = Producers(database)
         self.transactions = Transactions(database)
+        self.sinks = Sinks(database, self.transactions)
         self.administration = Administration(database)
         self.groups = Groups(database)
         self.group_configs = GroupConfigs(database)

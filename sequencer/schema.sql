@@ -6,8 +6,8 @@
 -- Rules for all tables:
 -- - No foreign keys between tables that commits write: their KEY SHARE locks deadlock with the commit's.
 -- - Rows that change often are updated in place: fillfactor, and no index on a column that changes.
--- - Row locks are taken in one order: topics (with topic_changes and history_tables), transactions by
---   producer id, groups, segments by id, partitions by primary key, runs, producer_state,
+-- - Row locks are taken in one order: topics (with topic_changes and history_tables), sinks, transactions
+--   by producer id, groups, segments by id, partitions by primary key, runs, producer_state,
 --   transaction_partitions.
 -- - A transaction that inserts, deletes or replaces runs, or moves log_start_offset, locks the partition's
 --   row.
@@ -349,6 +349,27 @@ CREATE TABLE aborted_transactions (
 );
 CREATE INDEX aborted_transactions_by_producer
     ON aborted_transactions (topic_id, partition, producer_id, last_offset);
+
+-- --- sinks (docs/design/transactions.md#several-as-one)
+
+-- A sink commits the transactions of many producers as one batch. One run of one query has its name. Who
+-- commits a batch holds this row before those of transactions.
+CREATE TABLE sinks (
+    sink_name text COLLATE "C" PRIMARY KEY,
+    run_id text NOT NULL DEFAULT '',               -- the run that committed last
+    id_prefix text NOT NULL DEFAULT '',            -- with which its transactional ids begin
+    past_runs text[] NOT NULL DEFAULT '{}',        -- the 20 runs before it, the newest first
+    changed_at timestamptz NOT NULL DEFAULT clock_timestamp()
+) WITH (fillfactor = 50);
+
+-- How far each streaming query has committed under a sink's name. Who writes here holds the sink's row.
+CREATE TABLE sink_batches (
+    sink_name text COLLATE "C" NOT NULL,
+    query_id text COLLATE "C" NOT NULL,            -- of the query's checkpoint
+    last_batch bigint NOT NULL,
+    changed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (sink_name, query_id)
+) WITH (fillfactor = 50);
 
 -- --- merging
 

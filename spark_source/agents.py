@@ -1,4 +1,5 @@
-"""Asks agents over HTTP where records are. Synchronous, for Spark's Python workers.
+"""Asks agents over HTTP where records are, and has them end the transactions of the sink. Synchronous, for
+Spark's Python workers.
 
 Promises:
 - An agent that is away is passed over for the next. After the attempts that the settings allow, the last
@@ -73,7 +74,7 @@ class Agents:
 
     def topic(self, name: str) -> TopicEnds:
         """The topic's id, and where its partitions begin and end now."""
-        found = self._get(f"/v1/topics/{quote(name, safe='')}", {})
+        found = self._ask("GET", f"/v1/topics/{quote(name, safe='')}")
         return TopicEnds(
             topic_id=found["topic_id"],
             partitions={int(each["partition"]): _ends(each) for each in found["offsets"]},
@@ -93,7 +94,7 @@ class Agents:
                 "to_offset": to_offset,
                 "limit": self._settings.source_page_pieces,
             }
-            page = self._get(f"/v1/topics/{quote(topic, safe='')}/coordinates", asked)
+            page = self._ask("GET", f"/v1/topics/{quote(topic, safe='')}/coordinates", params=asked)
             aborted = AbortedIndex([AbortedTransaction(**entry) for entry in page["aborted"]])
             for found in page["pieces"]:
                 piece = Piece(**found)
@@ -105,9 +106,17 @@ class Agents:
 
     def bootstrap(self) -> str:
         """Kafka addresses of the live agents."""
-        return ",".join(agent["kafka"] for agent in self._get("/v1/cluster", {})["agents"])
+        return ",".join(agent["kafka"] for agent in self._ask("GET", "/v1/cluster")["agents"])
 
-    def _get(self, path: str, parameters: Mapping[str, int]) -> Any:
+    def commit_sink(self, batch: Mapping[str, Any]) -> Literal["now", "before"]:
+        """Commits the batch, unless it was committed before. May be repeated, as all requests here."""
+        committed: Literal["now", "before"] = self._ask("POST", "/v1/sinks/commit", json=batch)["committed"]
+        return committed
+
+    def abort_sink(self, batch: Mapping[str, Any]) -> None:
+        self._ask("POST", "/v1/sinks/abort", json=batch)
+
+    def _ask(self, method: str, path: str, **parameters: Any) -> Any:
         settings = self._settings
         failure = ""
         for attempt in range(settings.source_attempts):
@@ -116,9 +125,10 @@ class Agents:
                 time.sleep(random.uniform(0, settings.source_retry_base_s * 2**attempt))
             try:
                 # Reading the system's certificates costs more than the request.
-                answer = httpx.get(
+                answer = httpx.request(
+                    method,
                     f"{url}{path}",
-                    params=dict(parameters),
+                    **parameters,
                     timeout=settings.source_http_timeout_s,
                     verify=url.startswith("https"),
                 )

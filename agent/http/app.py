@@ -19,6 +19,7 @@ from agent.http.coordinates_api import CoordinatesApi
 from agent.http.errors import install_error_handlers, problem
 from agent.http.parts import HttpParts
 from agent.http.readiness import Readinesses
+from agent.http.sinks_api import SinksApi
 from agent.http.topics_api import TopicsApi
 
 
@@ -103,6 +104,7 @@ def create_http_app(parts: HttpParts) -> FastAPI:
     for router in (
         TopicsApi(parts).router(),
         CoordinatesApi(parts).router(),
+        SinksApi(parts).router(),
         ClusterApi(parts).router(),
         ClientsApi(parts).router(),
         *parts.routers,

@@ -1,6 +1,6 @@
 """What the HTTP side needs from the agent. The composition root provides it."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fastapi import APIRouter
@@ -9,6 +9,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from agent.http.readiness import Check
 from agent.kafka.context import ConnectionState
 from sequencer.client import Sequencer
+from sequencer.commits.coordinates import RunCoordinate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +19,8 @@ class HttpParts:
 
     `checks` make `/ready`, and their reasons come in this order. `routers` are mounted as they are (the
     Iceberg catalog). `before_metrics` runs before `/metrics` is answered. `node_id` is None until the agent
-    has joined. `clients` are the connections of Kafka clients, in the order of their ids.
+    has joined. `clients` are the connections of Kafka clients, in the order of their ids. `committed` is
+    called with runs that were committed, for those who read them.
     """
 
     sequencer: Callable[[], Sequencer | None]
@@ -27,6 +29,7 @@ class HttpParts:
     zone: str
     node_id: Callable[[], int | None]
     clients: Callable[[], Iterable[ConnectionState]] = tuple
+    committed: Callable[[Sequence[RunCoordinate]], None] | None = None
     default_partitions: int = 1
     max_partitions_per_topic: int = 10_000
     routers: tuple[APIRouter, ...] = ()

@@ -238,7 +238,7 @@ class Transactions:
         row = await self._ends.answer_to(end)
         if row.verdict:
             return TransactionRefusal(row.verdict)
-        return Ended(identity=_identity(row), markers=_markers(row, end))
+        return Ended(identity=_identity(row), markers=markers_of(row, end))
 
     async def _end(self, ends: Sequence[TransactionEnd]) -> Sequence[Row]:
         return await self._database.write(SQL["end"], **end_parameters(ends))
@@ -349,7 +349,7 @@ def _producer(row: Row) -> ProducerOfTransactions:
     )
 
 
-def _markers(row: Row, end: TransactionEnd) -> tuple[RunCoordinate, ...]:
+def markers_of(row: Row, end: TransactionEnd) -> tuple[RunCoordinate, ...]:
     columns = (
         row.topic_ids,
         row.partition_numbers,

@@ -45,7 +45,7 @@ OF_ANY_TABLE = load_statements("journal_tables")
 FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
     "partitions": ("partitions",),
     "producers": ("producer_ids", "producer_state"),
-    "groups": ("groups", "group_members", "group_configs", "committed_offsets"),
+    "groups": ("groups", "group_members", "group_configs", "committed_offsets", "sinks", "sink_batches"),
     "acls": ("acl_changes", "acls"),
     "history": (
         "history_tables",
@@ -73,6 +73,8 @@ CHECKPOINT_TABLES: Final = (
     "committed_offsets",
     "acl_changes",
     "acls",
+    "sinks",
+    "sink_batches",
     "history_tables",
     "history_partitions",
     "history_raw_ranges",

@@ -41,6 +41,8 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "committed_offsets": ("group_id", "topic_id", "partition"),
     "acl_changes": ("only_row",),
     "acls": ("acl_key",),
+    "sinks": ("sink_name",),
+    "sink_batches": ("sink_name", "query_id"),
     "history_tables": ("topic_id",),
     "history_partitions": ("topic_id", "partition"),
     "history_raw_ranges": ("topic_id", "partition", "base_offset"),

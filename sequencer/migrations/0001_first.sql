@@ -9,8 +9,8 @@
 -- Rules for all tables:
 -- - No foreign keys between tables that commits write: their KEY SHARE locks deadlock with the commit's.
 -- - Rows that change often are updated in place: fillfactor, and no index on a column that changes.
--- - Row locks are taken in one order: topics (with topic_changes and history_tables), transactions by
---   producer id, groups, segments by id, partitions by primary key, runs, producer_state,
+-- - Row locks are taken in one order: topics (with topic_changes and history_tables), sinks, transactions
+--   by producer id, groups, segments by id, partitions by primary key, runs, producer_state,
 --   transaction_partitions.
 -- - A transaction that inserts, deletes or replaces runs, or moves log_start_offset, locks the partition's
 --   row.
@@ -352,6 +352,27 @@ CREATE TABLE aborted_transactions (
 );
 CREATE INDEX aborted_transactions_by_producer
     ON aborted_transactions (topic_id, partition, producer_id, last_offset);
+
+-- --- sinks (docs/design/transactions.md#several-as-one)
+
+-- A sink commits the transactions of many producers as one batch. One run of one query has its name. Who
+-- commits a batch holds this row before those of transactions.
+CREATE TABLE sinks (
+    sink_name text COLLATE "C" PRIMARY KEY,
+    run_id text NOT NULL DEFAULT '',               -- the run that committed last
+    id_prefix text NOT NULL DEFAULT '',            -- with which its transactional ids begin
+    past_runs text[] NOT NULL DEFAULT '{}',        -- the 20 runs before it, the newest first
+    changed_at timestamptz NOT NULL DEFAULT clock_timestamp()
+) WITH (fillfactor = 50);
+
+-- How far each streaming query has committed under a sink's name. Who writes here holds the sink's row.
+CREATE TABLE sink_batches (
+    sink_name text COLLATE "C" NOT NULL,
+    query_id text COLLATE "C" NOT NULL,            -- of the query's checkpoint
+    last_batch bigint NOT NULL,
+    changed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (sink_name, query_id)
+) WITH (fillfactor = 50);
 
 -- --- merging
 
@@ -1489,6 +1510,109 @@ BEGIN
         SELECT * FROM kept_outcome(segment_ids[segment.segment])
         WHERE segment.outcome IS NULL AND segment.state IS DISTINCT FROM 'reserved') AS kept ON true
     ORDER BY segment.segment;
+END
+$function$;
+
+-- commit_sink_batch commits the transactions of a sink's batch as one, once
+-- (docs/design/transactions.md#several-as-one).
+--
+-- It locks the sink's row first, so that a repeat and a rival wait here. Then it locks the transactions, and
+-- judges all of them before it ends any: a batch is committed as a whole or not at all. A run that commits
+-- takes the sink's name, and the run that had it is fenced.
+--
+-- | parameter | meaning |
+-- |---|---|
+-- | of_sink | the sink's name |
+-- | of_run, of_prefix | who commits, and how its transactional ids begin |
+-- | of_query, of_batch | a batch of a streaming query, or NULL: the run commits once |
+-- | all others | as of end_transactions, an element for each transaction |
+--
+-- Returns a row for each transaction, or one row without a place:
+-- | column | meaning |
+-- |---|---|
+-- | outcome | 0 committed now; 1 committed before; 2 another run has the name; 3 a transaction is not open |
+-- | lost | with outcome 3: the numbers, from 1, of transactions that are not open any more |
+-- | left_prefix | with outcome 0: how the ids of the run begin that had the name until now; '' if none |
+-- | all others | as of end_transactions |
+CREATE FUNCTION commit_sink_batch(
+    of_sink text, of_run text, of_prefix text, of_query text, of_batch bigint,
+    ids text[], of_producers bigint[], of_epochs integer[],
+    marker_segments uuid[], marker_keys text[], markers_bytes integer[])
+RETURNS TABLE (outcome integer, lost integer[], left_prefix text, place integer, verdict integer,
+    producer_id bigint, producer_epoch integer, topic_ids uuid[], partition_numbers integer[],
+    marker_offsets bigint[], first_offsets bigint[], first_unstables bigint[])
+LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_hashagg = off
+SET enable_mergejoin = off
+SET enable_bitmapscan = off
+SET enable_memoize = off
+AS $function$
+#variable_conflict use_column
+DECLARE
+    own_run text;
+    own_prefix text;
+    older_runs text[];
+    was_committed boolean;
+    found_outcome integer := 0;
+    not_open integer[];
+BEGIN
+    -- Locks the row, also if another request makes it now, or a job has just removed it.
+    INSERT INTO sinks AS s (sink_name) VALUES (of_sink)
+    ON CONFLICT (sink_name) DO UPDATE SET changed_at = clock_timestamp()
+    RETURNING s.run_id, s.id_prefix, s.past_runs INTO own_run, own_prefix, older_runs;
+
+    -- A run without a query commits once. It is in the row only if it has.
+    SELECT of_query IS NULL AND (own_run = of_run OR of_run = ANY (older_runs))
+        OR EXISTS (SELECT FROM sink_batches AS b
+            WHERE b.sink_name = of_sink AND b.query_id = of_query AND b.last_batch >= of_batch)
+    INTO was_committed;
+    IF was_committed THEN
+        found_outcome := 1;
+    ELSIF of_run = ANY (older_runs) THEN
+        found_outcome := 2;
+    ELSE
+        PERFORM 1 FROM transactions AS t WHERE t.transactional_id = ANY (ids)
+        ORDER BY t.producer_id FOR NO KEY UPDATE;
+
+        SELECT array_agg(given.place::integer ORDER BY given.place) INTO not_open
+        FROM unnest(ids, of_producers, of_epochs) WITH ORDINALITY AS given (id, producer, epoch, place)
+        LEFT JOIN LATERAL (SELECT t.producer_id, t.producer_epoch FROM transactions AS t
+            WHERE t.transactional_id = given.id OFFSET 0) AS known ON true
+        WHERE (known.producer_id = given.producer AND known.producer_epoch = given.epoch
+            AND (EXISTS (SELECT FROM transaction_partitions AS p
+                    WHERE p.producer_id = given.producer OFFSET 0)
+                OR EXISTS (SELECT FROM transaction_groups AS g
+                    WHERE g.producer_id = given.producer OFFSET 0))) IS NOT TRUE;
+        IF not_open IS NOT NULL THEN
+            found_outcome := 3;
+        END IF;
+    END IF;
+    IF found_outcome <> 0 THEN
+        RETURN QUERY SELECT found_outcome, coalesce(not_open, '{}'), '', NULL::integer, NULL::integer,
+            NULL::bigint, NULL::integer, NULL::uuid[], NULL::integer[], NULL::bigint[], NULL::bigint[],
+            NULL::bigint[];
+        RETURN;
+    END IF;
+
+    IF own_run <> of_run THEN
+        UPDATE sinks AS s SET run_id = of_run, id_prefix = of_prefix,
+            past_runs = (array_remove(ARRAY[own_run], '') || older_runs)[1:20]
+        WHERE s.sink_name = of_sink;
+    END IF;
+    IF of_query IS NOT NULL THEN
+        INSERT INTO sink_batches AS b (sink_name, query_id, last_batch) VALUES (of_sink, of_query, of_batch)
+        ON CONFLICT (sink_name, query_id) DO UPDATE
+        SET last_batch = excluded.last_batch, changed_at = excluded.changed_at;
+    END IF;
+    RETURN QUERY SELECT 0, '{}'::integer[],
+        CASE WHEN own_run <> of_run AND own_prefix <> of_prefix THEN own_prefix ELSE '' END, ended.*
+    FROM (VALUES (1)) AS one (row) LEFT JOIN LATERAL end_transactions(
+        ids, of_producers, of_epochs, array_fill(true, ARRAY[cardinality(ids)]),
+        array_fill('client2'::text, ARRAY[cardinality(ids)]), marker_segments, marker_keys,
+        markers_bytes) AS ended ON true;
 END
 $function$;
 

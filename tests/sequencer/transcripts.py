@@ -42,6 +42,7 @@ CONCERNS = (
     "producers",
     "reservations",
     "retention",
+    "sinks",
     "topics",
     "transactions",
 )
@@ -53,6 +54,7 @@ FUNCTIONS = (
     "add_to_transaction",
     "end_transaction",
     "end_transactions",
+    "commit_sink_batch",
 )
 _STATEMENT = re.compile(r"\b(?:SELECT|WITH|INSERT|UPDATE|DELETE|PERFORM)\b.*", re.DOTALL)
 _INTO_VARIABLES = re.compile(r"\bINTO\s+(?:\w+\s*,\s*)*\w+\s*(?=\bFROM\b|$)")

@@ -12,7 +12,9 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from spark_compaction.session import spark_session
 from spark_compaction.settings import CompactionSettings
-from spark_source.sink import NotWritten, WriteContext, write_rows
+from spark_source.settings import SourceSettings
+from spark_source.sink import WriteContext, write_rows
+from spark_source.task_transaction import NotWritten
 from tests.spark_source.conftest import Topic, collected, expected
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -68,7 +70,12 @@ def test_text_is_written_and_a_wrong_column_is_refused(
 
 def test_a_task_fails_if_the_log_does_not_take_its_rows(topic: Topic, bootstrap: str) -> None:
     rows = pa.RecordBatch.from_pydict({"value": ["v"], "partition": [7]})
-    context = WriteContext(topic=topic.name, producer={"bootstrap.servers": bootstrap}, flush_timeout_s=30.0)
+    context = WriteContext(
+        topic=topic.name,
+        producer={"bootstrap.servers": bootstrap},
+        flush_timeout_s=30.0,
+        settings=SourceSettings(),
+    )
 
     with pytest.raises(NotWritten, match="partition 7"):
         write_rows(context, [rows])

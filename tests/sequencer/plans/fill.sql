@@ -60,4 +60,7 @@ SELECT 'user ' || n, 'SCRAM-SHA-256', n, 's', 4096, 'k', 'k' FROM generate_serie
 INSERT INTO acls (acl_key, resource_type, pattern_type, name, principal, host, operation, permission, version)
 SELECT sha256(n::text::bytea), 2, 3, 'topic ' || n, 'User:' || n % 50, '*', 3, 3, n
 FROM generate_series(1, 5000) AS n;
+INSERT INTO sinks (sink_name, run_id) SELECT 'sink ' || s, s FROM generate_series(1, 1000) AS s;
+INSERT INTO sink_batches (sink_name, query_id, last_batch)
+SELECT sink_name, 'query ' || q, 0 FROM sinks, generate_series(1, 3) AS q;
 VACUUM ANALYZE;
