@@ -153,6 +153,7 @@ CHECKS: Final[Mapping[int, tuple[Check, ...]]] = MappingProxyType(
             _check(Operation.DESCRIBE, CLUSTER, "all groups, or:"),
             _check(Operation.DESCRIBE, GROUP, "each group: left out"),
         ),
+        17: (),
         18: (),
         19: (
             _check(Operation.CREATE, CLUSTER, "all topics, or:"),
@@ -206,6 +207,7 @@ CHECKS: Final[Mapping[int, tuple[Check, ...]]] = MappingProxyType(
         32: tuple(_check(Operation.DESCRIBE_CONFIGS, kind, when) for kind, when in _CONFIGS),
         33: tuple(_check(Operation.ALTER_CONFIGS, kind, when) for kind, when in _CONFIGS),
         35: (_check(Operation.DESCRIBE, CLUSTER, _WHOLE),),
+        36: (),
         37: (_check(Operation.ALTER, TOPIC, _EACH_TOPIC),),
         42: (_check(Operation.DELETE, GROUP, "each group: GROUP_AUTHORIZATION_FAILED"),),
         43: (_check(Operation.ALTER, CLUSTER, _WHOLE),),
@@ -216,6 +218,9 @@ CHECKS: Final[Mapping[int, tuple[Check, ...]]] = MappingProxyType(
             _check(Operation.DELETE, GROUP, "the group: GROUP_AUTHORIZATION_FAILED"),
             _check(Operation.READ, TOPIC, _EACH_TOPIC),
         ),
+        48: (_check(Operation.DESCRIBE_CONFIGS, CLUSTER, _WHOLE),),
+        50: (_check(Operation.DESCRIBE, CLUSTER, _WHOLE),),
+        51: (_check(Operation.ALTER, CLUSTER, "each user: CLUSTER_AUTHORIZATION_FAILED"),),
         60: (_check(Operation.DESCRIBE, CLUSTER, "the cluster's authorized operations: none are named"),),
         61: (_check(Operation.READ, TOPIC, _EACH_TOPIC),),
         65: (

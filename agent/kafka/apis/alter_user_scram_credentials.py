@@ -10,6 +10,7 @@ mechanism (UNSUPPORTED_SASL_MECHANISM); a credential that is named twice (DUPLIC
 one that does not exist (RESOURCE_NOT_FOUND).
 """
 
+from collections.abc import Iterable
 from typing import Final, Protocol
 
 from kio.schema.alter_user_scram_credentials.v0.request import (
@@ -26,10 +27,12 @@ from kio.schema.errors import ErrorCode
 from agent.error_codes import ADMINISTRATION_ERRORS, AdministrationRefused, administration_code
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.apis.describe_user_scram_credentials import MECHANISM_NUMBERS
+from agent.kafka.authorization import may_on_cluster
 from agent.kafka.configs.administration import named_twice
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesSequencer
 from agent.security.sasl import scram
+from sequencer.security.acl import Operation
 from sequencer.security.credentials import (
     LONGEST_NAME_BYTES,
     LONGEST_SALT_BYTES,
@@ -51,6 +54,14 @@ _Refusals = dict[str, AdministrationRefused]
 async def handle(
     request: AlterUserScramCredentialsRequest, context: RequestContext[_Uses]
 ) -> AlterUserScramCredentialsResponse:
+    users = dict.fromkeys(
+        [*(one.name for one in request.deletions), *(one.name for one in request.upsertions)]
+    )
+    if not may_on_cluster(Operation.ALTER, context):
+        refused = AdministrationRefused(
+            ErrorCode.cluster_authorization_failed, "Cluster authorization failed."
+        )
+        return _response(users, dict.fromkeys(users, refused))
     refusals = _refusals(request)
     upserted = [
         (CredentialKey(one.name, _MECHANISMS[one.mechanism]), _keys(one))
@@ -73,9 +84,13 @@ async def handle(
                 refusals[user] = AdministrationRefused(
                     ErrorCode.resource_not_found, "Attempt to delete a user credential that does not exist"
                 )
-    users = dict.fromkeys(
-        [*(one.name for one in request.deletions), *(one.name for one in request.upsertions)]
-    )
+    return _response(users, refusals, failure)
+
+
+def _response(
+    users: Iterable[str], refusals: _Refusals, failure: Exception | None = None
+) -> AlterUserScramCredentialsResponse:
+    """`failure`: why no other user's change was made."""
     return AlterUserScramCredentialsResponse(
         throttle_time=NO_THROTTLE,
         results=tuple(_result(user, refusals.get(user, failure)) for user in users),

@@ -19,9 +19,11 @@ from kio.static.primitive import i8, i32
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorization import may_on_cluster
 from agent.kafka.configs.administration import named_twice
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesSequencer
+from sequencer.security.acl import Operation
 from sequencer.security.credentials import ListedCredential, ScramMechanism
 
 
@@ -39,6 +41,13 @@ MECHANISM_NUMBERS: Final[Mapping[ScramMechanism, int]] = {
 async def handle(
     request: DescribeUserScramCredentialsRequest, context: RequestContext[_Uses]
 ) -> DescribeUserScramCredentialsResponse:
+    if not may_on_cluster(Operation.DESCRIBE, context):
+        return DescribeUserScramCredentialsResponse(
+            throttle_time=NO_THROTTLE,
+            error_code=ErrorCode.cluster_authorization_failed,
+            error_message="Cluster authorization failed.",
+            results=(),
+        )
     asked = [user.name for user in request.users or ()]
     try:
         found = await _credentials(asked, context)
