@@ -89,9 +89,9 @@ WHERE p.topic_id = %(topic_id)s AND p.partition = %(partition)s AND p.state = 'l
 
 -- name: runs
 -- From the run that holds an offset on. `is_in_journal`: what the journal's last snapshot shows is in the
--- bucket (journal.sql, new_segments). A row that was marked since counts as new until the next entry. Ages are
--- right for two thousand million transactions, so older rows are judged by their time. A journal that has not
--- begun has no bound.
+-- bucket (journal.sql, new_segments). A row that was marked since counts as new until the next entry. Ages
+-- are right for two thousand million transactions, so older rows are judged by their time. A journal that has
+-- not begun sets no bound.
 SELECT r.base_offset, r.last_offset, r.segment_id, r.position, r.length, r.min_timestamp_ms,
     r.max_timestamp_ms, s.object_key, s.committed_at,
     j.snapshot IS NULL OR s.committed_at < j.taken_at - interval '1 day'

@@ -117,3 +117,22 @@ def test_entries_for_which_there_is_no_room_wait_for_the_next_pass() -> None:
         if not few.next_pass():
             break
     assert sorted(found) == sorted(source.entries().tolist())
+
+
+@pytest.mark.parametrize(
+    ("key", "hashed"),
+    [
+        (b"", "a3817f04ba25a8e66df67214c7550293"),
+        (b"\0", "da87c1d86b99af44347659119b22fc45"),
+        (b"\0\1", "8177228da4a45dc7fca38bdef60affe4"),
+    ],
+)
+def test_keys_are_hashed_as_the_authors_of_siphash_do(key: bytes, hashed: str) -> None:
+    """Their vectors of SipHash-2-4 with 128 bits, for the secret 00 01 .. 0f."""
+    latest = LatestKeys(16 * SLOT_BYTES, secret=bytes(range(16)))
+
+    latest.put(rows_of([(key, b"value")]))
+
+    [slot] = latest._table[latest._table[:, 2] != 0]
+    low, high = (int.from_bytes(bytes.fromhex(half), "little") for half in (hashed[:16], hashed[16:]))
+    assert slot.view(np.uint64).tolist() == [high, low, 1]
