@@ -11,6 +11,7 @@ from recovery.plan import Source
 from recovery.report import Report
 from recovery.young import YoungSegments
 from sequencer.commits.producers import ProducerIdentity
+from sequencer.commits.sinks import SinkCommitted
 from sequencer.commits.transactions import (
     Added,
     EndCause,
@@ -33,6 +34,7 @@ from tests.recovery.test_old_backups import merge_and_delete
 from tests.recovery.test_recover import is_healthy
 from tidelog.cli import app
 from tidelog.commands import recover as recover_module
+from tests.sequencer.commits.test_sinks import a_batch
 
 MINUTE_MS = 60_000
 
@@ -168,6 +170,23 @@ async def test_the_journal_says_which_transactions_were_aborted_or_open(place: P
     [aborted] = report.aborted
     assert (aborted.producer_id, aborted.first_offset, aborted.marker_offset) == (still.producer_id, 2, 6)
     assert await is_healthy(place)
+
+
+async def test_a_sink_still_knows_the_batches_that_it_committed(place: Place, topic: Topic) -> None:
+    await place.sequencer.sinks.commit(a_batch([], 3, sink="in the checkpoint"))
+    await begin(place)
+    producer = await a_producer(place, "sink-query-0-0")
+    await write(place, topic, producer)  # 0
+    await place.sequencer.sinks.commit(a_batch([producer], 7))  # 1
+    await journal(place)
+
+    destroy(place)
+    await place.recover()
+
+    assert await seen(place, topic) == Seen([0], [0], [1], is_stable=True)
+    for batch_id, sink in ((3, "in the checkpoint"), (7, "sink")):
+        again = await place.sequencer.sinks.commit(a_batch([], batch_id, sink=sink))
+        assert again == SinkCommitted(is_repeat=True, markers=())
 
 
 async def test_a_checkpoint_has_aborted_and_open_transactions(place: Place, topic: Topic) -> None:
