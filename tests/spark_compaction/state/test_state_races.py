@@ -17,6 +17,7 @@ from storage.stores.object_store import StoreSettings
 from tests.agent.running import running
 from tests.erasure.reading import consumed
 from tests.spark_compaction.log import Log, Sent, drop_local, one
+from tests.spark_compaction.reading import iceberg_table
 from tests.spark_compaction.state.model import state_of, table_rows, written_state
 from tests.spark_compaction.state.test_state_properties import (
     TOPIC,
@@ -295,3 +296,35 @@ async def test_a_topic_that_is_no_longer_compacted_may_have_its_log_in_parquet(
     assert not (await compacted(log, settings)).advanced
     assert await table_rows(settings, TOPIC) == in_parquet
     assert await sequencer.history.behind() == ()
+
+
+async def test_columns_of_values_stay_with_their_rows_when_files_are_rewritten(
+    log: Log, settings: CompactionSettings
+) -> None:
+    await a_compacted_topic(log, tidelog_value_format="json")
+    await write(log, ("a", '{"price": 1}'), ("b", '{"price": 2}'), ("c", '{"price": 3}'))
+    await compacted(log, settings)
+    await write(log, ("b", '{"price": 5, "currency": "EUR"}'), ("c", None), ("d", "no object"))
+    assert (await compacted(log, settings)).rewritten_files == 1
+
+    table = (await iceberg_table(settings, TOPIC)).sort_by("offset")
+
+    assert table.select(["key", "price", "currency"]).to_pylist() == [
+        {"key": b"a", "price": 1, "currency": None},
+        {"key": b"b", "price": 5, "currency": "EUR"},
+        {"key": b"d", "price": None, "currency": None},
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+async def test_jobs_that_take_a_part_of_the_new_records_make_the_same_table(
+    log: Log, settings: CompactionSettings, size: int
+) -> None:
+    """Each publishes the state at its end."""
+    await a_table(log, settings)
+    for number in range(9):
+        await write(log, (f"a{number % 4}", str(number)), ("often", str(number)), (f"b{number % 3}", None))
+    few = settings.model_copy(update={"compact_job_runs": size * 2, "compact_state_keys": size})
+    assert (await compacted(log, few)).advanced
+    await check(log, settings)
+    assert await table_rows(settings, TOPIC) == written_state(log, TOPIC)
