@@ -107,6 +107,28 @@ async def test_a_checkpoint_and_entries_make_an_empty_database_equal(
         assert again.coordinator_epoch > group.coordinator_epoch
 
 
+async def test_the_table_of_a_compacted_topic_begins_again_in_the_rebuilt_database(
+    sequencer: Sequencer, store: MemoryStore, empty_database_url: str
+) -> None:
+    """The journal does not say which tombstones went."""
+    orders = await a_topic(sequencer, partitions=2)
+    await sequencer.database.run(
+        "INSERT INTO history_partitions (topic_id, partition, compacted_to, state_to, tombstones_gone_to) "
+        "VALUES (%(topic_id)s, 0, 10, 10, 5), (%(topic_id)s, 1, 10, 0, 0)",
+        topic_id=orders.topic_id,
+    )
+    writer = a_writer(sequencer, store)
+    await writer.write_entry()
+    await write_all(sequencer, writer)
+
+    async with rebuilt(store, empty_database_url) as (copy, _):
+        rows = await copy.database.read(
+            "SELECT state_to, tombstones_gone_to FROM history_partitions ORDER BY partition"
+        )
+
+    assert [(row.state_to, row.tombstones_gone_to) for row in rows] == [(10, -1), (0, 0)]
+
+
 async def test_tombstones_and_outcomes_are_in_the_rebuilt_database(
     sequencer: Sequencer, store: MemoryStore, empty_database_url: str
 ) -> None:

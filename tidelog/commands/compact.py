@@ -89,4 +89,6 @@ def _remark(topic: TopicCompaction) -> str:
         return f"[red]{len(topic.raw_ranges)} ranges would not decode and stay raw[/]"
     if topic.busy:
         return "[yellow]left to another compaction at work[/]"
-    return "" if topic.rows else "[dim]nothing new[/]"
+    if topic.rewritten_files:
+        return f"{counted(topic.rewritten_files, 'file')} had rows that were replaced"
+    return "" if topic.advanced else "[dim]nothing new[/]"

@@ -13,7 +13,11 @@ from spark_compaction.settings import CompactionSettings
 from spark_compaction.ttl import TopicExpirer
 from storage.batches.record_batch import Compression
 from storage.identifiers import Offset, Partition
-from tests.spark_compaction.log import Log, Sent, one
+from storage.stores.object_store import StoreSettings
+from tests.agent.running import running
+from tests.erasure.reading import consumed
+from tests.spark_compaction.log import Log, Sent, drop_local, one
+from tests.spark_compaction.reading import iceberg_table
 from tests.spark_compaction.state.model import state_of, table_rows, written_state
 from tests.spark_compaction.state.test_state_properties import (
     TOPIC,
@@ -260,3 +264,67 @@ async def test_a_record_that_does_not_decode_stays_in_the_log_and_its_key_as_it_
 
     assert [(each.base_offset, each.last_offset) for each in done.raw_ranges] == [(11, 11)]
     assert await table_rows(settings, TOPIC) == [*before, log.expected[TOPIC][-1]]
+
+
+async def test_a_topic_that_is_no_longer_compacted_may_have_its_log_in_parquet(
+    log: Log,
+    settings: CompactionSettings,
+    sequencer: Sequencer,
+    database_url: str,
+    store_url: str,
+    store_settings: StoreSettings,
+) -> None:
+    """Consumers read the runs where the table is the state, and Parquet behind it. Compacted once more, the
+    partition has no state, because Parquet is its log."""
+    await a_table(log, settings)
+    await compacted(log, settings)
+    await set_config(
+        log, cleanup_policy="delete", retention_ms="-1", tidelog_history="log", local_retention_ms="0"
+    )
+    await write(log, ("a0", "3"), ("a0", "4"), ("c", None))
+    await compacted(log, settings)
+    assert await drop_local(sequencer) == 1
+
+    async with running(database_url, store_url, store_settings=store_settings) as agent:
+        found = await consumed(agent, TOPIC, 1)
+
+    assert found == [(row[0], row[1], row[4], row[5]) for row in log.expected[TOPIC]]
+    in_parquet = await table_rows(settings, TOPIC)
+    await set_config(log, tidelog_history="table")
+    await set_config(log, cleanup_policy="compact")
+    await write(log, ("a0", "5"))
+    assert not (await compacted(log, settings)).advanced
+    assert await table_rows(settings, TOPIC) == in_parquet
+    assert await sequencer.history.behind() == ()
+
+
+async def test_columns_of_values_stay_with_their_rows_when_files_are_rewritten(
+    log: Log, settings: CompactionSettings
+) -> None:
+    await a_compacted_topic(log, tidelog_value_format="json")
+    await write(log, ("a", '{"price": 1}'), ("b", '{"price": 2}'), ("c", '{"price": 3}'))
+    await compacted(log, settings)
+    await write(log, ("b", '{"price": 5, "currency": "EUR"}'), ("c", None), ("d", "no object"))
+    assert (await compacted(log, settings)).rewritten_files == 1
+
+    table = (await iceberg_table(settings, TOPIC)).sort_by("offset")
+
+    assert table.select(["key", "price", "currency"]).to_pylist() == [
+        {"key": b"a", "price": 1, "currency": None},
+        {"key": b"b", "price": 5, "currency": "EUR"},
+        {"key": b"d", "price": None, "currency": None},
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+async def test_jobs_that_take_a_part_of_the_new_records_make_the_same_table(
+    log: Log, settings: CompactionSettings, size: int
+) -> None:
+    """Each publishes the state at its end."""
+    await a_table(log, settings)
+    for number in range(9):
+        await write(log, (f"a{number % 4}", str(number)), ("often", str(number)), (f"b{number % 3}", None))
+    few = settings.model_copy(update={"compact_job_runs": size * 2, "compact_state_keys": size})
+    assert (await compacted(log, few)).advanced
+    await check(log, settings)
+    assert await table_rows(settings, TOPIC) == written_state(log, TOPIC)
