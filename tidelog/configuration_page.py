@@ -16,6 +16,7 @@ from agent.groups.settings import GroupSettings
 from agent.read_path.settings import ReadPathSettings
 from agent.security.authorization_settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
+from agent.security.sasl.settings import SaslSettings
 from agent.settings import AgentSettings
 from cache_ring.settings import CacheRingSettings
 from compactor.doctor import DoctorSettings
@@ -40,6 +41,7 @@ PARTS: Final[tuple[tuple[str, type[Settings]], ...]] = (
     ("Reads", ReadPathSettings),
     ("Consumer groups", GroupSettings),
     ("Authorization", AuthorizationSettings),
+    ("Logins", SaslSettings),
     ("Agents among themselves", CacheRingSettings),
     ("The object store", StoreSettings),
     ("Postgres", SequencerSettings),

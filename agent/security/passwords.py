@@ -25,7 +25,9 @@ _KEY_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Verified:
+class Verified:
+    """A user's last correct password, as a digest, for one version of its credential."""
+
     change: int
     mechanism: ScramMechanism
     digest: bytes = field(repr=False)
@@ -35,7 +37,7 @@ class Passwords:
     def __init__(self, settings: SaslSettings) -> None:
         self._settings = settings
         self._key = secrets.token_bytes(_KEY_BYTES)
-        self._verified: OrderedDict[str, _Verified] = OrderedDict()
+        self._verified: OrderedDict[str, Verified] = OrderedDict()
         self._threads = Threads("passwords", settings.sasl_password_threads)
         self.checks = 0
         """Passwords that took a thread."""
@@ -56,9 +58,7 @@ class Passwords:
         check = partial(scram.proves, mechanism, login.password, keys)
         is_right = await self._threads.run_for(host, check)
         if is_right and credential is not None:
-            self._remember(
-                login.user, _Verified(change=credential.change, mechanism=mechanism, digest=digest)
-            )
+            self._remember(login.user, Verified(change=credential.change, mechanism=mechanism, digest=digest))
         return is_right and credential is not None
 
     def _knows(self, user: str, credential: Credential, digest: bytes) -> bool:
@@ -70,7 +70,7 @@ class Passwords:
             and hmac.compare_digest(known.digest, digest)
         )
 
-    def _remember(self, user: str, verified: _Verified) -> None:
+    def _remember(self, user: str, verified: Verified) -> None:
         self._verified[user] = verified
         self._verified.move_to_end(user)
         while len(self._verified) > self._settings.sasl_verified_passwords:

@@ -51,6 +51,11 @@ def a_produce(version: int, partitions: int, topics: int = 1) -> bytes:
 
 
 KAFKA_4_1 = {
+    "SaslHandshake": (0, 1),
+    "SaslAuthenticate": (0, 2),
+    "DescribeClientQuotas": (0, 1),
+    "DescribeUserScramCredentials": (0, 0),
+    "AlterUserScramCredentials": (0, 0),
     "Produce": (0, 13),
     "Fetch": (4, 18),
     "ListOffsets": (1, 10),

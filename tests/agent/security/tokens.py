@@ -36,7 +36,7 @@ def a_key_set(keys: Mapping[str, Any]) -> bytes:
     """The JSON Web Key Set of private keys' public halves."""
     entries = []
     for key_id, key in keys.items():
-        makers = {
+        makers: dict[type, Any] = {
             rsa.RSAPrivateKey: jwt.algorithms.RSAAlgorithm,
             ec.EllipticCurvePrivateKey: jwt.algorithms.ECAlgorithm,
             ed25519.Ed25519PrivateKey: jwt.algorithms.OKPAlgorithm,

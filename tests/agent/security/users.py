@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable
 from typing import Any
 
 import confluent_kafka
@@ -86,7 +85,8 @@ async def login_error(bootstrap: str, login: dict[str, Any], *, until: str) -> s
         def heard(error: Any) -> None:
             found.append(str(error))
 
-        client = AdminClient({"bootstrap.servers": bootstrap, "error_cb": heard, **login})
+        settings: dict[str, Any] = {"bootstrap.servers": bootstrap, "error_cb": heard, **login}
+        client = AdminClient(settings)
         for _ in range(300):
             client.poll(0.1)
             for text in found:
@@ -95,7 +95,3 @@ async def login_error(bootstrap: str, login: dict[str, Any], *, until: str) -> s
         raise AssertionError(f"no error with {until!r} in {found}")
 
     return await asyncio.to_thread(ask)
-
-
-async def in_thread(work: Callable[[], Any]) -> Any:
-    return await asyncio.to_thread(work)

@@ -1,13 +1,19 @@
 """How much memory an agent is said to take."""
 
 import gc
+import time
 import tracemalloc
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 from uuid import uuid4
 
 import pytest
 
+from agent.security.failed_logins import FailedLogins
+from agent.security.known_credentials import KnownCredentials
+from agent.security.passwords import Passwords, Verified
+from agent.security.sasl.settings import SaslSettings
 from agent.settings import AgentSettings
 from agent.write_path.committer import SequenceGaps
 from cache_ring.coordinates.coordinate_cache import CoordinateCache, CoordinateLimits
@@ -15,6 +21,13 @@ from cache_ring.coordinates.coordinate_push import PartitionsRead
 from cache_ring.pages.run_bytes import RunIndexes
 from cache_ring.peers.peer_server import Subscriptions
 from sequencer.commits.coordinates import PartitionCoordinates, RunCoordinate
+from sequencer.security.credentials import (
+    Credential,
+    CredentialKey,
+    ScramKeys,
+    ScramMechanism,
+    UserCredentials,
+)
 from storage.batches.record_batch import empty_batch
 from storage.identifiers import (
     BytePosition,
@@ -48,6 +61,16 @@ def test_every_byte_of_a_setting_counts() -> None:
     more = settings(request_memory_bytes=AgentSettings().request_memory_bytes + 1)
 
     assert memory_bound_bytes(more) == memory_bound_bytes(settings()) + 1
+
+
+def test_logins_count_where_clients_must_log_in() -> None:
+    asking = replace(settings(), sasl=SaslSettings(sasl_mechanisms="PLAIN"))
+
+    assert (
+        memory_bound_bytes(settings())
+        < memory_bound_bytes(asking)
+        <= memory_bound_bytes(settings()) + (1 << 27)
+    )
 
 
 def test_a_role_that_is_not_played_takes_nothing() -> None:
@@ -142,6 +165,53 @@ def sequence_gaps(count: int) -> object:
     return gaps
 
 
+def a_long_name(number: int) -> str:
+    return f"{number:0255}"
+
+
+def known_credentials(count: int) -> KnownCredentials:
+    nowhere = cast(UserCredentials, None)
+    return KnownCredentials(nowhere, SaslSettings(sasl_credentials_cached=count), time.monotonic)
+
+
+def a_credential(user: str, mechanism: ScramMechanism, number: int) -> Credential:
+    salt, stored, server = (number.to_bytes(size, "big") for size in (1_024, 64, 64))
+    keys = ScramKeys(salt=salt, iterations=4_096 + number, stored_key=stored, server_key=server)
+    return Credential(key=CredentialKey(user, mechanism), keys=keys, change=10**6 + number)
+
+
+def credentials(count: int) -> object:
+    known = known_credentials(count)
+    for number in range(count):
+        user = a_long_name(number)
+        known._keep(user, tuple(a_credential(user, one, number) for one in ScramMechanism))
+    return known
+
+
+def strangers(count: int) -> object:
+    known = known_credentials(count)
+    for number in range(count):
+        known._keep(a_long_name(number), ())
+    return known
+
+
+def verified_passwords(count: int) -> object:
+    passwords = Passwords(SaslSettings(sasl_verified_passwords=count))
+    for number in range(count):
+        verified = Verified(
+            change=10**6 + number, mechanism=ScramMechanism.SHA_512, digest=number.to_bytes(32, "big")
+        )
+        passwords._remember(a_long_name(number), verified)
+    return passwords
+
+
+def failing_hosts(count: int) -> object:
+    failed = FailedLogins(base_s=0.1, most_s=1.0, most_hosts=count)
+    for number in range(count):
+        failed.delay_s(f"2001:db8:1234:5678:9abc:def0:1234:{number:04x}", float(number))
+    return failed
+
+
 @pytest.mark.parametrize(
     ("make", "said_bytes"),
     [
@@ -151,6 +221,10 @@ def sequence_gaps(count: int) -> object:
         (read_partitions, memory_bound.READ_PARTITION_BYTES),
         (subscriptions, memory_bound.SUBSCRIPTION_BYTES),
         (sequence_gaps, memory_bound.SEQUENCE_GAP_BYTES),
+        (credentials, memory_bound.CREDENTIAL_BYTES),
+        (strangers, memory_bound.STRANGER_BYTES),
+        (verified_passwords, memory_bound.VERIFIED_PASSWORD_BYTES),
+        (failing_hosts, memory_bound.FAILING_HOST_BYTES),
     ],
 )
 def test_an_entry_takes_no_more_than_is_said(make: Callable[[int], object], said_bytes: int) -> None:

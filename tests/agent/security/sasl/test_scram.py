@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from agent.security.sasl import scram
 from agent.security.sasl.scram import ScramExchange
 from agent.security.sasl.steps import SaslRefused
-from sequencer.security.credentials import ScramMechanism
+from sequencer.security.credentials import ScramKeys, ScramMechanism
 
 MECHANISMS = tuple(ScramMechanism)
 RFC_7677_SALT = base64.b64decode("W22ZaJ0SNY7soEsUEjb6gQ==")
@@ -55,7 +55,7 @@ class Client:
         return f"{unsigned},p={proof}".encode()
 
 
-def begun(client: Client, keys: scram.ScramKeys = KEYS) -> tuple[ScramExchange, bytes]:
+def begun(client: Client, keys: ScramKeys = KEYS) -> tuple[ScramExchange, bytes]:
     exchange = ScramExchange(client.mechanism, NONCE)
     exchange.first(client.first())
     return exchange, exchange.challenge(keys)

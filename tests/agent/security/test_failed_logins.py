@@ -1,0 +1,27 @@
+"""How long failed logins wait."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.security.failed_logins import FailedLogins
+
+
+def of_hosts(most_hosts: int = 100) -> FailedLogins:
+    return FailedLogins(base_s=0.1, most_s=3.0, most_hosts=most_hosts)
+
+
+def test_the_wait_doubles_up_to_its_bound_and_is_forgotten_after_a_minute() -> None:
+    failed = of_hosts()
+
+    assert [round(failed.delay_s("a", 0.0), 1) for _ in range(7)] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.0, 3.0]
+    assert failed.delay_s("b", 0.0) == 0.1
+    assert failed.delay_s("a", 61.0) == 0.1
+
+
+@given(st.lists(st.tuples(st.text(max_size=3), st.floats(0, 1e6)), max_size=60))
+def test_the_wait_is_always_in_its_bounds_and_few_hosts_are_kept(failures: list[tuple[str, float]]) -> None:
+    failed = of_hosts(most_hosts=5)
+
+    for host, now_s in failures:
+        assert 0.1 <= failed.delay_s(host, now_s) <= 3.0
+        assert len(failed) <= 5
