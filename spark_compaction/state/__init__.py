@@ -1,1 +1,1 @@
-"""Tables of compacted topics: the last record of each key (docs/design/history.md#state)."""
+"""Tables of compacted topics: the last record of each key (docs/design/history.md#tables-of-compacted-topics)."""

@@ -32,9 +32,9 @@ from tests.recovery.conftest import Place
 from tests.recovery.test_from_the_bucket import begin, destroy, journal
 from tests.recovery.test_old_backups import merge_and_delete
 from tests.recovery.test_recover import is_healthy
+from tests.sequencer.commits.test_sinks import a_batch
 from tidelog.cli import app
 from tidelog.commands import recover as recover_module
-from tests.sequencer.commits.test_sinks import a_batch
 
 MINUTE_MS = 60_000
 

@@ -59,6 +59,7 @@ async def tasks(
 async def stable(sequencer: Sequencer, key: PartitionKey) -> tuple[int, int, int]:
     """The last stable offset, the high watermark, and how many aborted transactions there are."""
     seen = await look(sequencer, key)
+    assert seen.aborted is not None
     return seen.last_stable_offset, seen.high_watermark, len(seen.aborted)
 
 

@@ -100,6 +100,7 @@ async def consumed(log: Log) -> list[tuple[int, int, bytes | None, bytes | None]
             assert part is not None
             found += [part] if run.base_offset < view.last_stable_offset else []
         if found:
+            assert view.aborted is not None
             start = found[0].run.base_offset
             out, aborted = take_committed(
                 found, start, view.last_stable_offset, 1 << 30, view.aborted, first_whatever_its_size=True
