@@ -1,1 +1,3 @@
-"""Tables of compacted topics: the last record of each key (docs/design/history.md#tables-of-compacted-topics)."""
+"""Tables of compacted topics: the last record of each key
+(docs/design/history.md#tables-of-compacted-topics).
+"""
