@@ -149,11 +149,12 @@ class S3Bucket:
                 response.release_conn()
 
     def put(self, key: ObjectKey, data: bytes | memoryview) -> None:
+        body = io.BytesIO(bytes(data))  # over bytes neither this nor its `read` copies them
         with _NamedErrors(self._where, key):
             self._client.put_object(
                 bucket_name=self._bucket,
                 object_name=self._prefix + key,
-                data=io.BytesIO(data),
+                data=body,
                 length=len(data),
                 part_size=_SINGLE_PUT_BYTES,
             )

@@ -98,6 +98,8 @@ _COLUMNS_WITH_DICTIONARY = [
     "headers.list.element.key",
     "headers.list.element.value",
 ]
+_DISTINCT_KEYS = 0.75
+"""A larger share of distinct keys makes a dictionary of them cost more time than it saves bytes."""
 _ENCODINGS = {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"}
 _FALSE_POSITIVES = 0.05
 """Of the bloom filter on keys: 6 bits per key."""
@@ -239,16 +241,19 @@ class HistoryFile:
 def _writer(
     sink: pa.BufferOutputStream, schema: pa.Schema, keys: "pa.ChunkedArray[Any]", zstd_level: int
 ) -> pq.ParquetWriter:
-    """`keys` are those of the first row group. Their number decides how large the bloom filters are."""
+    """`keys` are those of the first row group. How many are distinct decides how large the bloom filters are,
+    and whether keys have a dictionary.
+    """
     typed = list(schema)[len(PARQUET_SCHEMA) :]
     distinct = pc.count_distinct(keys).as_py()
+    repeat = distinct <= _DISTINCT_KEYS * (len(keys) - keys.null_count)
     return pq.ParquetWriter(
         sink,
         schema,
         compression="zstd",
         compression_level=zstd_level,
         use_dictionary=[  # type: ignore[arg-type]
-            *_COLUMNS_WITH_DICTIONARY,
+            *(name for name in _COLUMNS_WITH_DICTIONARY if name != "key" or repeat),
             *(path for field in typed for path, _ in _leaves(field.name, field.type)),
         ],
         column_encoding=_ENCODINGS,

@@ -7,6 +7,7 @@ Promises:
 - `SELECT ... FROM topics.flights` needs no catalog name.
 - What the JVM prints goes to a file. Errors quote from it.
 - If the JVM dies, or Spark in it stops, the next session starts another one.
+- Where the environment asks for a Spark Connect server, no other Spark is started (decision 0132).
 - A machine without Java 17 gets an error that says so.
 """
 
@@ -35,6 +36,8 @@ _LOG4J = Path(__file__).with_name("log4j2.properties")
 _QUOTED_LINES = 15
 _END_TIMEOUT_S = 10.0
 _GATEWAY_VARIABLE = "PYSPARK_GATEWAY_PORT"
+_REMOTE_VARIABLE = "SPARK_REMOTE"
+_REMOTE_SCHEME = "sc://"
 _starting = threading.Lock()
 
 
@@ -100,6 +103,25 @@ def stop_spark() -> None:
         SparkContext._jvm = None
 
 
+def refuse_remote(settings: CompactionSettings) -> None:
+    """Raises SparkUnavailable if the process is told to use a Spark Connect server."""
+    for name, value in (
+        (_REMOTE_VARIABLE, os.environ.get(_REMOTE_VARIABLE, "")),
+        ("TIDELOG_SPARK_MASTER", settings.spark_master),
+    ):
+        if value.startswith(_REMOTE_SCHEME):
+            raise SparkUnavailable(
+                f"{name} names the Spark Connect server {_without_token(value)}, but this command is the "
+                f"driver of a Spark job. Unset {name}; to run on that server's cluster, run "
+                "tidelog_submit.py under spark-submit."
+            )
+
+
+def _without_token(address: str) -> str:
+    """Parameters follow the first semicolon: a token among them."""
+    return address.split(";", 1)[0].rstrip("/")
+
+
 def _works(context: SparkContext) -> bool:
     """False if this process started the JVM, and it has died or Spark in it has stopped."""
     if getattr(context._gateway, "proc", None) is None:
@@ -125,6 +147,7 @@ def _forget(context: SparkContext) -> None:
 
 
 def _start(settings: CompactionSettings) -> SparkContext:
+    refuse_remote(settings)
     require_java()
     # PySpark, and the JVM that it starts, take these from the process's environment alone.
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable

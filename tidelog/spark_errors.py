@@ -12,7 +12,7 @@ from sequencer.topics.topics import UnknownTopic
 from spark_compaction.java import JavaMissing
 from spark_compaction.job import SparkJobFailed
 from spark_compaction.manifest import ManifestRefused
-from spark_compaction.session import SparkUnavailable, stop_spark
+from spark_compaction.session import SparkUnavailable, refuse_remote, stop_spark
 from spark_compaction.settings import CompactionSettings
 from spark_compaction.sql import QueryFailed
 from storage.stores.object_store import StoreUnavailable
@@ -38,6 +38,7 @@ def spark_command(environment: Environment, *needed: str) -> Iterator[Compaction
     atexit.register(stop_spark)
     PySparkLogger.getLogger(_QUERY_LOGGER).disabled = True  # of PySpark's class, which has other fields
     try:
+        refuse_remote(settings)
         yield settings
     except UnknownTopic as unknown:
         raise UserError(str(unknown), "`tidelog topics list` shows those there are.") from None

@@ -38,8 +38,8 @@ def rows(count: int = 10) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns, schema=RECORD_SCHEMA)
 
 
-def a_file(bucket: Any) -> HistoryFile:
-    return HistoryFile(bucket, "prefix/", TopicId(uuid4()), Partition(3), row_group_bytes=100)
+def a_file(bucket: Any, row_group_bytes: int = 100) -> HistoryFile:
+    return HistoryFile(bucket, "prefix/", TopicId(uuid4()), Partition(3), row_group_bytes=row_group_bytes)
 
 
 def test_what_is_put_reads_back_as_what_was_added() -> None:
@@ -82,6 +82,19 @@ def test_a_file_without_keys_has_no_filter() -> None:
 
     keys: Any = read.metadata.row_group(0).column(4)  # pyarrow's stubs do not know bloom filters yet
     assert keys.bloom_filter_offset is None
+
+
+@pytest.mark.parametrize(("distinct", "has_dictionary"), [(1, True), (7, True), (8, False), (10, False)])
+def test_keys_have_a_dictionary_if_enough_of_them_repeat(distinct: int, has_dictionary: bool) -> None:
+    bucket = Puts()
+    file = a_file(bucket, row_group_bytes=1 << 20)
+    keys = pa.array([b"key-%d" % (number % distinct) for number in range(10)], pa.binary())
+    file.add(rows().set_column(3, RECORD_SCHEMA.field("key"), keys))
+
+    read = pq.ParquetFile(pa.BufferReader(bucket.objects[file.close().object_key]))
+
+    assert read.metadata.row_group(0).column(4).has_dictionary_page == has_dictionary
+    assert read.read().column("key").to_pylist() == keys.to_pylist()
 
 
 def _skipped(file: Path, key: bytes) -> int:

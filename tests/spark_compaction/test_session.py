@@ -11,9 +11,14 @@ import psutil
 import pytest
 
 from spark_compaction.java import JavaMissing, java_version, require_java
+from spark_compaction.session import SparkUnavailable, refuse_remote
+from spark_compaction.settings import CompactionSettings
 from tests.support.once import alone
 from tests.support.spark import SPARK_STARTING
 from tests.support.waiting import wait_until
+from tidelog.errors import UserError
+from tidelog.process.environment import Environment
+from tidelog.spark_errors import spark_command
 
 
 @pytest.mark.parametrize(
@@ -152,3 +157,21 @@ def _environment(process: psutil.Process) -> dict[str, str]:
         return process.environ()
     except psutil.Error:
         return {}
+
+
+def test_a_connect_server_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        SparkUnavailable, match="TIDELOG_SPARK_MASTER names the Spark Connect server sc://x:1"
+    ):
+        refuse_remote(CompactionSettings(spark_master="sc://x:1"))
+
+    monkeypatch.setenv("SPARK_REMOTE", "sc://host:15002/;token=secret")
+    reaches = {"TIDELOG_DATABASE_URL": "postgresql://nowhere", "TIDELOG_STORE_URL": "s3://nowhere"}
+    with (
+        pytest.raises(
+            UserError, match="SPARK_REMOTE names the Spark Connect server sc://host:15002,"
+        ) as said,
+        spark_command(Environment.of_process().with_variables(reaches), "database_url", "store_url"),
+    ):
+        raise AssertionError("the command began")
+    assert "secret" not in str(said.value)
