@@ -26,6 +26,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     environment = {
         "TIDELOG_TRANSACTION_TIMEOUT_INTERVAL_S": "0.3",
         "TIDELOG_CLEAN_INTERVAL_S": "0.3",
+        "TIDELOG_JOURNAL_INTERVAL_S": "0.3",  # a cleaning waits for the journal
         "TIDELOG_COORDINATE_MAX_AGE_S": "1",
         "TIDELOG_GARBAGE_GRACE_S": "3",
         "TIDELOG_OWNERSHIP_RATCHET_S": "1",
