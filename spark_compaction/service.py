@@ -43,6 +43,10 @@ _EARLIEST = 0.1
 """The same where all topics that are behind need most of their freshness together."""
 _ROUNDS_TO_WAIT = 2
 """A topic may wait for all others twice: for those before it, and for its own job."""
+FIRST_TOPIC_S = 0.2
+"""What a topic is expected to take before a round has shown it. With 0, a thousand topics of a new service
+would begin when half of their freshness is over, and the last ones would be late.
+"""
 _NEW_ROUND_SHARE = 0.3
 """How much the last round counts for the expected duration."""
 _LOOKS_PER_PASS = 20
@@ -210,7 +214,7 @@ class HistoryService:
         self._ttl_due_s = time.monotonic()
         self._look_s = 0.0
         """How long the last look took, without the round that followed."""
-        self._topic_s = 0.0
+        self._topic_s = FIRST_TOPIC_S
         """How long a topic takes, of late."""
 
     async def run(self) -> None:

@@ -19,7 +19,7 @@ from spark_compaction import compact as compact_module
 from spark_compaction import job as job_module
 from spark_compaction.compact import Compaction, TopicCompactor
 from spark_compaction.job import SparkJobFailed
-from spark_compaction.service import Retries, due_topics, lateness, run_service
+from spark_compaction.service import FIRST_TOPIC_S, Retries, due_topics, lateness, run_service
 from spark_compaction.settings import CompactionSettings
 from storage.identifiers import TopicId
 from storage.stores.object_store import ObjectStore
@@ -58,6 +58,13 @@ def test_topics_are_due_earlier_if_all_of_them_take_long() -> None:
     assert due(6) == []  # 4 of them, twice, of 100 s: 0.52
     assert due(7.5) == ["4", "3"]
     assert due(1000) == ["4", "3", "2"]
+
+
+def test_a_new_service_begins_early_if_a_thousand_topics_are_behind() -> None:
+    topics = [behind(str(number), 35, freshness_ms=300_000) for number in range(1000)]
+
+    assert len(due_topics(topics, 64, FIRST_TOPIC_S)) == 64
+    assert due_topics(topics[:10], 64, FIRST_TOPIC_S) == []
 
 
 def test_among_topics_that_are_equally_late_the_larger_come_first() -> None:
