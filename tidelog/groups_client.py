@@ -4,6 +4,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from confluent_kafka import (
@@ -67,10 +68,14 @@ class GroupView:
 
 
 class GroupsClient:
-    def __init__(self, bootstrap: str, timeout_s: float) -> None:
+    def __init__(
+        self, bootstrap: str, timeout_s: float, options: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """`options`: of librdkafka."""
+        self._options = options
         self._bootstrap = bootstrap
         self._timeout_s = timeout_s
-        self._admin = AdminClient(client_config(bootstrap, None))
+        self._admin = AdminClient(client_config(bootstrap, None, options))
 
     def list(self) -> list[GroupRow]:
         """By name."""
@@ -191,7 +196,7 @@ class GroupsClient:
             return {}
         consumer = Consumer(
             client_config(
-                self._bootstrap, None, **{
+                self._bootstrap, None, self._options, **{
                     "group.id": "unused", "enable.auto.commit": False, "allow.auto.create.topics": False,
                     "auto.offset.reset": "earliest", "queued.min.messages": 1,
                     "max.partition.fetch.bytes": _LITTLE_BYTES,

@@ -1,5 +1,8 @@
 """confluent-kafka for the command line: configuration, partitions, and errors that a person can act on."""
 
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -15,15 +18,36 @@ _NOT_ANSWERED = frozenset(
 _LOOK_S = 3.0
 
 
-def client_config(bootstrap: str, zone: str | None, **more: Any) -> dict[str, Any]:
+def file_options(settings: ClientSettings) -> dict[str, str]:
+    """The options of `client_config_file`. Raises UserError."""
+    if settings.client_config_file is None:
+        return {}
+    try:
+        lines = Path(settings.client_config_file).read_text().splitlines()
+    except OSError as error:
+        raise UserError(f"TIDELOG_CLIENT_CONFIG_FILE: {error}.") from None
+    options = {}
+    for line in map(str.strip, lines):
+        name, equals, value = line.partition("=")
+        if line and not line.startswith("#"):
+            if not equals:
+                raise UserError(f"{settings.client_config_file}: '{name}' has no value. Write name=value.")
+            options[name.strip()] = value.strip()
+    return options
+
+
+def client_config(
+    bootstrap: str, zone: str | None, options: Mapping[str, str] = MappingProxyType({}), **more: Any
+) -> dict[str, Any]:
     """`zone` goes into client.id, so that agents name leaders of that zone
-    (docs/design/zones.md#the-choice-of-an-agent)."""
+    (docs/design/zones.md#the-choice-of-an-agent). `options`: `file_options`."""
     client_id = "tidelog-cli" if zone is None else f"tidelog-cli,tidelog_zone={zone}"
     return {
         "bootstrap.servers": bootstrap,
         "client.id": client_id,
         "error_cb": lambda _: None,  # the caller reports errors; librdkafka retries by itself meanwhile
         "log_level": 0,
+        **options,
         **more,
     }
 

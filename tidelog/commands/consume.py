@@ -20,7 +20,13 @@ from rich.text import Text
 
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
-from tidelog.kafka_client import as_user_error, assigned_partitions, client_config, from_offsets
+from tidelog.kafka_client import (
+    as_user_error,
+    assigned_partitions,
+    client_config,
+    file_options,
+    from_offsets,
+)
 from tidelog.process.environment import Environment
 from tidelog.process.setting_options import with_settings
 from tidelog.process.settings import ClientSettings
@@ -50,7 +56,7 @@ class RecordFormat(StrEnum):
 
 
 @app.command()
-@with_settings(ClientSettings, only=("bootstrap", "data_dir", "client_timeout_s"))
+@with_settings(ClientSettings, only=("bootstrap", "client_config_file", "data_dir", "client_timeout_s"))
 def consume(
     environment: Environment,
     topic: Annotated[str, typer.Argument(help="The topic's name.", show_default=False)],
@@ -99,7 +105,7 @@ def consume(
     if group is not None:
         more |= _membership(group, group_protocol, from_beginning)
     bootstrap = require(settings, "bootstrap")
-    consumer = Consumer(client_config(bootstrap, zone, **more))
+    consumer = Consumer(client_config(bootstrap, zone, file_options(settings), **more))
     idle = _Idle(idle_s, settings.client_timeout_s)
     try:
         if group is None:

@@ -24,6 +24,7 @@ from tidelog.group_offsets import (
     plan_reset,
 )
 from tidelog.groups_client import GroupsClient, GroupView, in_use
+from tidelog.kafka_client import file_options
 from tidelog.output import as_text, counted, print_json
 from tidelog.process.environment import Environment
 from tidelog.process.setting_options import with_settings
@@ -37,7 +38,7 @@ app = typer.Typer(
     help="List and describe consumer groups, set their offsets, delete them.",
 )
 
-_USED = ("bootstrap", "data_dir", "client_timeout_s")
+_USED = ("bootstrap", "client_config_file", "data_dir", "client_timeout_s")
 Name = Annotated[str, typer.Argument(help="The group's id.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -172,7 +173,7 @@ def delete(
 
 def _client(environment: Environment) -> GroupsClient:
     settings = find_cluster(environment).read(ClientSettings)
-    return GroupsClient(require(settings, "bootstrap"), settings.client_timeout_s)
+    return GroupsClient(require(settings, "bootstrap"), settings.client_timeout_s, file_options(settings))
 
 
 # --- reads from the cluster

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
-from tidelog.kafka_client import as_user_error, client_config, not_acknowledged
+from tidelog.kafka_client import as_user_error, client_config, file_options, not_acknowledged
 from tidelog.output import counted
 from tidelog.process.environment import Environment
 from tidelog.process.setting_options import with_settings
@@ -46,7 +46,7 @@ class _Deliveries:
 
 
 @app.command()
-@with_settings(ClientSettings, only=("bootstrap", "data_dir", "client_timeout_s"))
+@with_settings(ClientSettings, only=("bootstrap", "client_config_file", "data_dir", "client_timeout_s"))
 def produce(
     environment: Environment,
     topic: Annotated[str, typer.Argument(help="The topic's name.", show_default=False)],
@@ -74,7 +74,7 @@ def produce(
         "message.timeout.ms": int(1000 * settings.client_timeout_s),
     }
     try:
-        producer = Producer(client_config(bootstrap, zone, **more))
+        producer = Producer(client_config(bootstrap, zone, file_options(settings), **more))
     except KafkaException as refused:
         raise UserError(f"{refused.args[0].str()}.") from None
     deliveries = _Deliveries()

@@ -8,6 +8,7 @@ were produced.
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
@@ -63,7 +64,7 @@ def produce_flights(
     delivery.
     """
     produced = Produced()
-    more = {
+    more: dict[str, Any] = {
         "enable.idempotence": True,
         "compression.type": "zstd",
         "linger.ms": 20,
@@ -119,7 +120,7 @@ def consume_and_compare(
     produced: Produced, *, bootstrap: str, zone: str, topic: str, on_progress: Progress = lambda _: None
 ) -> Comparison:
     """Reads the topic from the beginning to its end as the agents of `zone` know it."""
-    more = {"group.id": "unused", "enable.auto.commit": False, "fetch.max.bytes": 16_777_216}
+    more: dict[str, Any] = {"group.id": "unused", "enable.auto.commit": False, "fetch.max.bytes": 16_777_216}
     consumer = Consumer(client_config(bootstrap, zone, **more))
     began = time.monotonic()
     try:

@@ -31,6 +31,10 @@ class ClientSettings(Settings):
     """The object store: `s3://bucket/prefix?endpoint=http://host:port`, `file:///directory`."""
     bootstrap: str | None = None
     """Kafka addresses of one or more agents, `host:port,host:port`."""
+    client_config_file: str | None = None
+    """A file of options for commands that connect as Kafka clients, a `name=value` per line in librdkafka's
+    names: `security.protocol=SSL`, `ssl.ca.location=ca.pem`.
+    """
     http_url: str | None = None
     """An agent's HTTP address, `http://host:port`."""
     cluster: str = "tidelog"

@@ -25,7 +25,7 @@ from agent.security.listeners import KafkaListener
 from agent.security.principal import ANONYMOUS, Principal
 from agent.security.principal_mapping import NoRuleMatches, PrincipalMapping
 from agent.security.tls_acceptor import TlsAcceptor
-from agent.security.tls_contexts import KeptContext
+from agent.security.tls_contexts import ClientAuth, KeptContext
 from agent.security.tls_failure import HandshakeFailed
 from agent.security.tls_transport import TlsTransport
 from agent.security.x509 import BadCertificate, subject_of
@@ -172,6 +172,8 @@ class Listener:
 
     def _secured(self, listener: KafkaListener, tls: TlsTransport) -> KafkaConnection:
         certificate = tls.peer_certificate
+        if certificate is None and listener.client_auth is ClientAuth.REQUIRED:
+            raise HandshakeFailed("certificate", "there is no certificate")
         if certificate is None or listener.security_protocol.has_sasl:
             return self._new_connection(listener, ANONYMOUS)
         try:

@@ -3,6 +3,8 @@ show certificates.
 """
 
 import os
+import socket
+import ssl
 import subprocess
 import sys
 import urllib.error
@@ -137,3 +139,45 @@ def count_of(secured: Secured, topic: str) -> int:
     finally:
         consumer.close()
     return found
+
+
+@pytest.mark.timeout(300)
+def test_tidelogs_own_commands_take_a_file_of_options(secured: Secured, tmp_path: Path) -> None:
+    options = tmp_path / "options"
+    options.write_text(
+        f"# for librdkafka\nsecurity.protocol=SSL\nssl.ca.location = {secured.authority.file}\n"
+        f"ssl.certificate.location={secured.shown.certificate}\nssl.key.location={secured.shown.key}\n"
+    )
+    where = ("--bootstrap", secured.bootstrap, "--client-config-file", str(options))
+    run("produce", "mine", *where, said="one\ntwo\n")
+
+    printed = run("consume", "mine", "--from-beginning", "--max-messages", "2", *where)
+    assert printed.splitlines()[:2] == ["one", "two"]
+
+
+def run(command: str, *arguments: str, said: str = "") -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "tidelog", command, *arguments],
+        input=said, capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    return done.stdout
+
+
+@pytest.mark.timeout(300)
+def test_a_session_that_is_resumed_keeps_the_name_of_its_certificate(secured: Secured) -> None:
+    host, _, port = secured.bootstrap.rpartition(":")
+    context = ssl.create_default_context(cafile=secured.authority.file)
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(secured.shown.certificate, secured.shown.key)
+    session = None
+    for is_resumed in (False, True):
+        raw = socket.create_connection((host, int(port)), timeout=30)
+        with context.wrap_socket(raw, server_hostname=host, session=session) as connection:
+            assert connection.session_reused is is_resumed
+            connection.sendall(API_VERSIONS)
+            assert connection.recv(8)
+            session = connection.session
+
+
+API_VERSIONS = bytes.fromhex("0000000f001200000000000100057465737478")
