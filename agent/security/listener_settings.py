@@ -164,8 +164,6 @@ class ListenerSettings(Settings):
             )
         if (twice := duplicate_binds(listeners)) is not None:
             raise ValueError(f"TIDELOG_LISTENERS: {twice} binds the address of another listener")
-        if any(one.security_protocol.has_sasl and not one.sasl_mechanisms for one in listeners):
-            raise ValueError("a SASL listener needs a mechanism, and none is enabled")
         encrypted = [listener for listener in listeners if listener.security_protocol.is_encrypted]
         if encrypted and not (self.tls_certificate_file and self.tls_key_file):
             raise ValueError(

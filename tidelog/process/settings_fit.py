@@ -56,7 +56,11 @@ def check_settings_fit(settings: AllSettings) -> None:
 
 def _faults(settings: AllSettings) -> Iterator[str]:
     agent, housekeeper = settings.agent, settings.housekeeper
-    if agent.one_address is not None and len(settings.listeners.kafka_listeners(agent)) > 1:
+    listeners = settings.listeners.kafka_listeners(agent)
+    for listener in listeners:
+        if listener.security_protocol.has_sasl and not listener.sasl_mechanisms:
+            yield f"the listener {listener.name} needs a SASL mechanism, and none is enabled"
+    if agent.one_address is not None and len(listeners) > 1:
         yield (
             "TIDELOG_ONE_ADDRESS and several TIDELOG_LISTENERS exclude each other: behind one address there "
             "is no second one"
