@@ -17,7 +17,9 @@ from agent.security.listeners import (
 from agent.security.tls_contexts import ClientAuth
 from agent.settings import AgentSettings
 from tests.support.settings import all_settings
+from tidelog.errors import UserError
 from tidelog.process.run_agent import _warn_of_strangers
+from tidelog.process.settings_fit import check_settings_fit
 
 FILES: dict[str, Any] = {"tls_certificate_file": "c.pem", "tls_key_file": "k.pem", "tls_ca_file": "ca.pem"}
 
@@ -74,7 +76,6 @@ def test_listeners_are_named_as_in_kafka() -> None:
         ({"http_tls": True}, "TIDELOG_TLS_CERTIFICATE_FILE"),
         ({"peer_tls": "required"}, "TIDELOG_PEER_TLS_CERTIFICATE_FILE"),
         ({"peer_tls": "required", **FILES, "tls_ca_file": None}, "TIDELOG_PEER_TLS_CA_FILE"),
-        ({"security_protocol": "SASL_PLAINTEXT"}, "mechanism"),
     ],
 )  # fmt: skip
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], said: str) -> None:
@@ -134,6 +135,21 @@ def test_an_open_listener_is_said_loudly(
         )
 
     assert len([record for record in caplog.records if record.message.startswith("INSECURE")]) == warnings
+
+
+@pytest.mark.parametrize(
+    ("agent", "listeners", "said"),
+    [
+        ({}, {"security_protocol": "SASL_PLAINTEXT"}, "mechanism"),
+        ({"one_address": "lb:1"}, {"listeners": "PLAINTEXT://h:1,SSL://h:2", **FILES}, "ONE_ADDRESS"),
+    ],
+)  # fmt: skip
+def test_listeners_that_do_not_fit_the_agent_are_refused(
+    agent: dict[str, Any], listeners: dict[str, Any], said: str
+) -> None:
+    settings = all_settings(agent=AgentSettings(**agent), listeners=ListenerSettings(**listeners))
+    with pytest.raises(UserError, match=said):
+        check_settings_fit(settings)
 
 
 def test_any_list_of_addresses_keeps_its_order() -> None:
