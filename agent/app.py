@@ -222,6 +222,9 @@ class App:
             tasks = [group.create_task(parts.membership.run(), name="membership")]
             await _first_of(self._joined(assembly), stopping.wait())
             if not stopping.is_set():
+                tasks.append(group.create_task(parts.acls.run(), name="acls"))
+                await _first_of(parts.acls.loaded.wait(), stopping.wait())
+            if not stopping.is_set():
                 tasks += [
                     group.create_task(assembly.coordinates.run(), name="coordinates"),
                     group.create_task(assembly.push.run(), name="push"),

@@ -24,6 +24,8 @@ from agent.parts import Parts
 from agent.read_path.known_coordinates import KnownCoordinates
 from agent.read_path.reads import ReadPath
 from agent.read_path.time_lookup import TimeLookup
+from agent.security.authorizer import Authorizer
+from agent.security.known_acls import KnownAcls
 from agent.settings import AppSettings
 from agent.shared_lookups import SharedLookups
 from agent.telemetry.telemetry import Telemetry
@@ -140,6 +142,9 @@ def assemble(
         written=_OwnWrites(pages=pages, reads=reads),
         clock=clock,
     )
+    authorizer = Authorizer(settings.authorization, clock)
+    acls = KnownAcls(sequencer.acl_changes, authorizer)
+    sequencer.database.on_change(acls.forget_all)
     bounds = SharedLookups(
         sequencer.coordinates.bounds,
         most_keys=settings.agent.shared_lookup_keys,
@@ -163,6 +168,8 @@ def assemble(
         pages=pages,
         reads=reads,
         routes=RoutingTable(_ROUTES_KEPT),
+        authorizer=authorizer,
+        acls=acls,
         group_settings=settings.groups,
         coordinator=coordinator,
         group_offsets=GroupOffsets(coordinator, offset_batches, sequencer.committed_offsets),

@@ -100,7 +100,7 @@ def read_failure_code(failure: ReadFailure, *, by_id: bool) -> ErrorCode:
     return _READ_FAILURES[failure]
 
 
-# All but the last are retriable. Clients take a storage error as "refresh the metadata and try again".
+# All but the last two are retriable. Clients take a storage error as "refresh the metadata and try again".
 _READ_FAILURES = {
     ReadFailure.UNKNOWN_TOPIC: ErrorCode.unknown_topic_or_partition,
     ReadFailure.UNKNOWN_PARTITION: ErrorCode.unknown_topic_or_partition,
@@ -110,6 +110,7 @@ _READ_FAILURES = {
     ReadFailure.FENCED_LEADER_EPOCH: ErrorCode.fenced_leader_epoch,
     ReadFailure.MOVED: ErrorCode.not_leader_or_follower,
     ReadFailure.OUT_OF_RANGE: ErrorCode.offset_out_of_range,
+    ReadFailure.NOT_AUTHORIZED: ErrorCode.topic_authorization_failed,
 }
 
 
@@ -204,6 +205,8 @@ _CODES: Final[Mapping[GroupFault, ErrorCode]] = {
     GroupFault.GROUP_NOT_FOUND: ErrorCode.group_id_not_found,
     GroupFault.GROUP_NOT_EMPTY: ErrorCode.non_empty_group,
     GroupFault.SUBSCRIBED_TO_TOPIC: ErrorCode.group_subscribed_to_topic,
+    GroupFault.NOT_AUTHORIZED: ErrorCode.group_authorization_failed,
+    GroupFault.TOPIC_NOT_AUTHORIZED: ErrorCode.topic_authorization_failed,
     GroupFault.NOT_COORDINATOR: ErrorCode.not_coordinator,
     GroupFault.COORDINATOR_UNAVAILABLE: ErrorCode.coordinator_not_available,
     GroupFault.OVERLOADED: ErrorCode.coordinator_load_in_progress,

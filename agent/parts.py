@@ -13,6 +13,8 @@ from agent.kafka.transport.response_memory import ResponseMemory
 from agent.metrics import Metrics
 from agent.read_path.reads import ReadPath
 from agent.read_path.time_lookup import TimeLookup
+from agent.security.authorizer import Authorizer
+from agent.security.known_acls import KnownAcls
 from agent.settings import AgentSettings
 from agent.shared_lookups import SharedLookups
 from agent.telemetry.telemetry import Telemetry
@@ -43,6 +45,8 @@ class Parts:
     pages: PageReader
     reads: ReadPath
     routes: RoutingTable
+    authorizer: Authorizer
+    acls: KnownAcls
     group_settings: GroupSettings
     coordinator: Coordinator
     group_offsets: GroupOffsets

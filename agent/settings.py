@@ -11,6 +11,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from agent.groups.settings import GroupSettings
 from agent.read_path.settings import ReadPathSettings
+from agent.security.authorization_settings import AuthorizationSettings
 from cache_ring.settings import CacheRingSettings
 from sequencer.settings import SequencerSettings
 from storage.settings import Settings
@@ -368,3 +369,4 @@ class AppSettings:
     ring: CacheRingSettings
     read_path: ReadPathSettings
     groups: GroupSettings
+    authorization: AuthorizationSettings

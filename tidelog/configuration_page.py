@@ -14,6 +14,7 @@ from pydantic_core import PydanticUndefined
 
 from agent.groups.settings import GroupSettings
 from agent.read_path.settings import ReadPathSettings
+from agent.security.authorization_settings import AuthorizationSettings
 from agent.settings import AgentSettings
 from cache_ring.settings import CacheRingSettings
 from compactor.doctor import DoctorSettings
@@ -36,6 +37,7 @@ PARTS: Final[tuple[tuple[str, type[Settings]], ...]] = (
     ("The agent", AgentSettings),
     ("Reads", ReadPathSettings),
     ("Consumer groups", GroupSettings),
+    ("Authorization", AuthorizationSettings),
     ("Agents among themselves", CacheRingSettings),
     ("The object store", StoreSettings),
     ("Postgres", SequencerSettings),

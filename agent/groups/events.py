@@ -4,7 +4,7 @@ Times are milliseconds. A `Token` names a request that waits. Each token is answ
 In the new protocol partitions have topic ids (KIP-848). In the classic one they are inside opaque bytes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NewType, TypeAlias
@@ -43,6 +43,10 @@ class GroupFault(Enum):
     GROUP_NOT_FOUND = auto()
     GROUP_NOT_EMPTY = auto()
     SUBSCRIBED_TO_TOPIC = auto()
+    NOT_AUTHORIZED = auto()
+    """The client may not use the group. Only handlers say this, never a machine."""
+    TOPIC_NOT_AUTHORIZED = auto()
+    """The client may not describe one of its topics."""
     NOT_COORDINATOR = auto()
     COORDINATOR_UNAVAILABLE = auto()
     """The coordinator cannot reach Postgres: try again."""
@@ -148,6 +152,8 @@ class ConsumerHeartbeat:
     """Empty: no regular expression any more."""
     assignor: str | None
     owned: Assignment | None
+    may_see: Callable[[str], bool] | None = field(default=None, compare=False)
+    """Returns whether its client may describe a topic. None: every one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +197,8 @@ class StreamsHeartbeat:
     """Of the endpoints that the client knows."""
     asks_for_shutdown: bool
     """All instances of the application are to stop."""
+    may_create: Callable[[str], bool] | None = field(default=None, compare=False)
+    """Returns whether its client may create a topic. None: every one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +225,8 @@ class TopicsSeen:
     """The existing topics among those looked up."""
     asked: TopicsWanted
     """`topics_wanted` at the time of the lookup. A name that is in it and not in `topics` does not exist."""
+    hidden: frozenset[str] = frozenset()
+    """The topics that no regular expression matches: those who subscribe may not describe them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

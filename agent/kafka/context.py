@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from agent.kafka.transport.memory import Reservation
 from agent.kafka.transport.request_order import Turn
+from agent.security.authorizer import Authorizer, Rights
 from agent.security.principal import ANONYMOUS, Principal
 from agent.settings import AgentSettings
 from agent.write_path.producer_window import ProducerWindow
@@ -34,6 +35,8 @@ class ConnectionState:
     """The client's address, `host:port`."""
     principal: Principal = ANONYMOUS
     """Who the client is. Set once it has authenticated."""
+    authorizer: Authorizer | None = None
+    """Decides what the client may do. Only the states of tests that ask for no rights lack it."""
     is_inside: bool = False
     """True if the client came to the listener for clients inside the agents' network."""
     forwarded_by: "NodeId | None" = None
@@ -65,6 +68,19 @@ class ConnectionState:
     """The partition that was refused after the last agent fell silent, so that the client asks for Metadata,
     and the time.
     """
+
+    _rights: Rights | None = None
+
+    @property
+    def rights(self) -> Rights:
+        """What the client may do now."""
+        rights = self._rights
+        if rights is None or rights.principal is not self.principal:
+            assert self.authorizer is not None, "an agent's connections have an authorizer"
+            rights = self._rights = self.authorizer.rights(self.principal, self.host)
+            # Another connection of the client may have made them, with an equal principal.
+            self.principal = rights.principal
+        return rights
 
     @property
     def host(self) -> str:

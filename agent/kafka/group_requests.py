@@ -12,9 +12,11 @@ from kio.static.primitive import i32Timedelta
 
 from agent.error_codes import group_code
 from agent.groups.events import GroupDescription, GroupFault
+from agent.kafka.authorization import GROUP, may
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesCoordinator, UsesTopics
 from sequencer.groups.stored_groups import GroupKind
+from sequencer.security.acl import Operation
 from sequencer.topics.topics import Topic
 from storage.identifiers import TopicId
 from storage.stores.side_by_side import few_at_a_time
@@ -22,6 +24,13 @@ from storage.stores.side_by_side import few_at_a_time
 _LONGEST_CLIENT_ID: Final = 200
 """In characters. A classic member's id begins with its client's id, and must fit where ids are kept."""
 _LONGEST_INSTANCE_ID_BYTES: Final = 900
+
+
+HIDES_TOPICS: Final = (
+    ErrorCode.topic_authorization_failed,
+    "The group has described topic(s) that the client is not authorized to describe.",
+)
+"""The description of a group if the client may not describe one of its topics. The message is Kafka's."""
 
 
 Described: TypeAlias = GroupDescription | tuple[ErrorCode, str | None]
@@ -80,9 +89,13 @@ async def topics_named(
 async def described_groups(
     group_ids: Sequence[str], context: RequestContext[UsesCoordinator], kind: GroupKind
 ) -> Sequence[Described]:
-    """Describes the groups of this kind. For others, and for unknown ones: the error and its message."""
+    """Describes the groups of this kind. For others, for unknown ones, and for those that the client may not
+    describe: the error and its message.
+    """
 
     async def describe(group_id: str) -> Described:
+        if not may(Operation.DESCRIBE, GROUP, group_id, context):
+            return ErrorCode.group_authorization_failed, None
         running = await context.parts.coordinator.group(group_id)
         if isinstance(running, GroupFault):
             message = f"Group {group_id} not found." if running is GroupFault.GROUP_NOT_FOUND else None

@@ -80,6 +80,9 @@ APIS: Final = (
         module="list_config_resources",
         order=Order.READ,
     ),
+    Api(key=29, name="DescribeAcls", versions=range(1, 4), module="describe_acls", order=Order.READ),
+    Api(key=30, name="CreateAcls", versions=range(1, 4), module="create_acls", carried_out=True),
+    Api(key=31, name="DeleteAcls", versions=range(1, 4), module="delete_acls", carried_out=True),
     Api(key=37, name="CreatePartitions", versions=range(4), module="create_partitions"),
     Api(key=44, name="IncrementalAlterConfigs", versions=range(2), module="incremental_alter_configs"),
     Api(key=60, name="DescribeCluster", versions=range(3), module="describe_cluster", order=Order.READ),
@@ -148,7 +151,7 @@ class NotServed:
     why: str
 
 
-_SECURITY: Final = "there is no authentication or authorization yet"
+_SECURITY: Final = "there is no authentication yet"
 _QUOTAS: Final = "there are no quotas: only the agent's memory slows clients down"
 _NO_CONTROLLER: Final = "spoken between Kafka's brokers and controllers; there are no controllers"
 _SHARE: Final = "share groups (KIP-932) are not available"
@@ -158,9 +161,6 @@ NOT_SERVED: Final[Mapping[int, NotServed]] = MappingProxyType(
         key: NotServed(name=name, why=why)
         for key, name, why in (
             (17, "SaslHandshake", _SECURITY),
-            (29, "DescribeAcls", _SECURITY),
-            (30, "CreateAcls", _SECURITY),
-            (31, "DeleteAcls", _SECURITY),
             (34, "AlterReplicaLogDirs", "there is one log directory, the object store"),
             (36, "SaslAuthenticate", _SECURITY),
             (38, "CreateDelegationToken", _SECURITY),

@@ -15,6 +15,8 @@ from agent.kafka.transport.response_memory import ResponseMemory
 from agent.metrics import Metrics
 from agent.read_path.reads import ReadPath
 from agent.read_path.time_lookup import TimeLookup
+from agent.security.authorizer import Authorizer
+from agent.security.known_acls import KnownAcls
 from agent.shared_lookups import SharedLookups
 from agent.telemetry.telemetry import Telemetry
 from agent.topic_directory import TopicDirectory
@@ -49,6 +51,16 @@ class UsesTopics(Protocol):
 class UsesBounds(Protocol):
     @property
     def bounds(self) -> SharedLookups[PartitionKey, PartitionBounds]: ...
+
+
+class UsesAuthorizer(Protocol):
+    @property
+    def authorizer(self) -> Authorizer: ...
+
+
+class UsesAcls(Protocol):
+    @property
+    def acls(self) -> KnownAcls: ...
 
 
 class UsesMutations(Protocol):

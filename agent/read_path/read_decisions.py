@@ -38,6 +38,8 @@ class ReadFailure(Enum):
     FENCED_LEADER_EPOCH = auto()
     MOVED = auto()
     """Another agent is the choice for this partition, or this agent may not serve."""
+    NOT_AUTHORIZED = auto()
+    """The client may not read the topic. Only handlers say this."""
 
 
 class PartitionPlan(NamedTuple):

@@ -11,7 +11,7 @@ Pure. Per resource type and principal there is a table of literal names and one 
 pattern has two bit fields per host: the operations that are allowed, and those that are denied.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import chain
@@ -19,7 +19,6 @@ from operator import or_
 from typing import Final, Generic, Self, TypeVar
 
 from sequencer.security.acl import (
-    ANY_HOST,
     ANY_NAME,
     ANY_PRINCIPAL,
     Acl,
@@ -159,9 +158,16 @@ class AclIndex:
         return index
 
     def operations(
-        self, principal: str, host: str, resource_type: ResourceType, name: str, *, open_if_no_acl: bool
+        self,
+        principal: str,
+        hosts: Sequence[str],
+        resource_type: ResourceType,
+        name: str,
+        *,
+        open_if_no_acl: bool,
     ) -> int:
-        """Returns the bits of the operations that are allowed. `open_if_no_acl`: a resource that no ACL
+        """Returns the bits of the operations that are allowed. `hosts`: what an ACL may name for the client's
+        host, ANY_HOST too. `open_if_no_acl`: a resource that no ACL
         matches is open to all.
         """
         allowed = denied = 0
@@ -169,9 +175,9 @@ class AclIndex:
             patterns = self._of.get((resource_type, owner))
             if patterns is None:
                 continue
-            for hosts in patterns.matching(name):
-                for asked in (host, ANY_HOST):
-                    bits = hosts.get(asked)
+            for bits_of in patterns.matching(name):
+                for host in hosts:
+                    bits = bits_of.get(host)
                     if bits is not None:
                         allowed |= bits[0]
                         denied |= bits[1]
@@ -183,7 +189,7 @@ class AclIndex:
     def allows_some(
         self,
         principal: str,
-        host: str,
+        hosts: Sequence[str],
         operation: Operation,
         resource_type: ResourceType,
         *,
@@ -195,7 +201,7 @@ class AclIndex:
         denied. It costs a step for each pattern of the principal.
         """
         everywhere = self.operations(
-            principal, host, resource_type, _ANY_RESOURCE, open_if_no_acl=open_if_no_acl
+            principal, hosts, resource_type, _ANY_RESOURCE, open_if_no_acl=open_if_no_acl
         )
         if everywhere & 1 << operation:
             return True
@@ -208,8 +214,8 @@ class AclIndex:
                 (PatternType.LITERAL, patterns.literal),
                 (PatternType.PREFIXED, patterns.prefixed),
             ):
-                for name, hosts in table.items():
-                    found = [hosts[asked] for asked in (host, ANY_HOST) if asked in hosts]
+                for name, bits_of in table.items():
+                    found = [bits_of[host] for host in hosts if host in bits_of]
                     if any(one[0] & bits for one in found):
                         allowed[kind].add(name)
                     if any(one[1] & bits for one in found):

@@ -6,16 +6,33 @@ Promises:
 - If there is no authorizer, or for a super user, a check costs one attribute: `Rights.is_unrestricted`.
 - A decision always reads the newest snapshot. What is remembered of an older one is dropped.
 
-Pure: agent/security/known_acls.py brings the snapshots. No word of Kafka's protocol is here, so that other
-interfaces can ask, too.
+Pure, except for the log of refusals. agent/security/known_acls.py brings the snapshots. No word of Kafka's
+protocol is here, so that other interfaces can ask, too.
 """
 
+from collections.abc import Callable
+from ipaddress import IPv6Address, ip_address
 from weakref import WeakValueDictionary
 
 from agent.security.acl_index import EVERY_OPERATION, NO_OPERATION, AclIndex
 from agent.security.authorization_settings import AuthorizationSettings, principals_of
+from agent.security.denials import Denials
 from agent.security.principal import Principal
-from sequencer.security.acl import CLUSTER_NAME, Operation, ResourceType
+from sequencer.security.acl import ANY_HOST, CLUSTER_NAME, Operation, ResourceType
+
+
+def spellings(host: str) -> tuple[str, ...]:
+    """Returns how ACLs may write this IP address. Java, and so Kafka's users, write IPv6 without `::`."""
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return (host,)
+    if not isinstance(address, IPv6Address):
+        return (host,)
+    if address.ipv4_mapped is not None:
+        return (str(address.ipv4_mapped),)
+    groups = address.exploded.split(":")
+    return (str(address), ":".join(f"{int(group, 16):x}" for group in groups))
 
 
 class Rights:
@@ -24,6 +41,7 @@ class Rights:
     __slots__ = (
         "__weakref__",
         "_authorizer",
+        "_hosts",
         "_index",
         "_most_known",
         "_name",
@@ -42,6 +60,7 @@ class Rights:
         """True: every check is passed."""
         self._authorizer = authorizer
         self._name = str(principal)
+        self._hosts = (*spellings(host), ANY_HOST)
         self._open_if_no_acl = authorizer.settings.allow_everyone_if_no_acl_found
         self._most_known = authorizer.settings.acl_decisions_per_client
         self._index: AclIndex | None = None
@@ -61,7 +80,7 @@ class Rights:
         if index is None:
             return NO_OPERATION
         found = index.operations(
-            self._name, self.host, resource_type, name, open_if_no_acl=self._open_if_no_acl
+            self._name, self._hosts, resource_type, name, open_if_no_acl=self._open_if_no_acl
         )
         if len(self._operations) < self._most_known:
             self._operations[resource_type, name] = found
@@ -85,7 +104,7 @@ class Rights:
         known = self._some.get((operation, resource_type))
         if known is None:
             known = self._some[operation, resource_type] = index.allows_some(
-                self._name, self.host, operation, resource_type, open_if_no_acl=self._open_if_no_acl
+                self._name, self._hosts, operation, resource_type, open_if_no_acl=self._open_if_no_acl
             )
         return known
 
@@ -96,8 +115,9 @@ class Rights:
 
 
 class Authorizer:
-    def __init__(self, settings: AuthorizationSettings) -> None:
+    def __init__(self, settings: AuthorizationSettings, clock: Callable[[], float]) -> None:
         self.settings = settings
+        self.denials = Denials(settings.denials_logged_per_s, clock)
         self.index: AclIndex | None = None
         """The newest snapshot. None: there was none yet."""
         self._super_users = principals_of(settings.super_users)

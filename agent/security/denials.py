@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from agent.security.authorizer import Rights
+from agent.security.principal import Principal
 from sequencer.security.acl import Operation, ResourceType
 
 log = logging.getLogger("tidelog.audit")
@@ -21,7 +21,15 @@ class Denials:
         self._at_s = clock()
         self._left_out = 0
 
-    def note(self, rights: Rights, request: str, operation: Operation, kind: ResourceType, name: str) -> None:
+    def note(
+        self,
+        principal: Principal,
+        host: str,
+        request: str,
+        operation: Operation,
+        resource_type: ResourceType,
+        name: str,
+    ) -> None:
         now_s = self._clock()
         self._tokens = min(self._burst, self._tokens + (now_s - self._at_s) * self._most_per_s)
         self._at_s = now_s
@@ -32,11 +40,11 @@ class Denials:
         log.warning(
             "access denied",
             extra={
-                "principal": str(rights.principal)[:_LONGEST_NAME],
-                "host": rights.host,
+                "principal": str(principal)[:_LONGEST_NAME],
+                "host": host,
                 "request": request,
                 "operation": operation.name,
-                "resource_type": kind.name,
+                "resource_type": resource_type.name,
                 "resource": name[:_LONGEST_NAME],
                 "outcome": "denied",
                 "left_out_before": self._left_out,

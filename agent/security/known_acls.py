@@ -45,13 +45,14 @@ class KnownAcls:
         self._read: _Read | None = None
         """None: everything has to be read."""
         self.loaded = asyncio.Event()
-        """Set once there is a snapshot."""
+        """Set once there is a snapshot, or if none is needed."""
         self._reading = asyncio.Lock()
         self._forgets = 0
 
     async def run(self) -> None:
         """Follows the changes, until cancelled."""
         if not self._authorizer.is_on:
+            self.loaded.set()
             return
         while True:
             with contextlib.suppress(SequencerUnavailable):

@@ -23,6 +23,7 @@ from pydantic import SecretStr
 
 from agent.app import App
 from agent.groups.settings import GroupSettings
+from agent.security.authorization_settings import AuthorizationSettings
 from agent.settings import AgentSettings
 from cache_ring.settings import CacheRingSettings
 from sequencer.client import SequencerSettings
@@ -85,6 +86,7 @@ async def running(
     sequencer_settings: SequencerSettings = DEFAULTS.sequencer,
     ring_settings: CacheRingSettings = RING,
     group_settings: GroupSettings = DEFAULTS.groups,
+    authorization: AuthorizationSettings = DEFAULTS.authorization,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     store_url = store_url or _the_store_of(database_url)
@@ -96,6 +98,7 @@ async def running(
             sequencer=sequencer_settings,
             ring=ring_settings,
             groups=group_settings,
+            authorization=authorization,
         )
     )
     stopping = asyncio.Event()

@@ -6,6 +6,7 @@ import typer
 
 from agent.groups.settings import GroupSettings
 from agent.read_path.settings import ReadPathSettings
+from agent.security.authorization_settings import AuthorizationSettings
 from agent.settings import AgentSettings
 from cache_ring.settings import CacheRingSettings
 from compactor.settings import HousekeeperSettings
@@ -46,6 +47,7 @@ _GROUPS: Mapping[type[Settings], Mapping[str, str]] = {
         "group_streams_session_timeout_ms": "Streams groups",
         "group_queue_events": "Groups in memory",
     },
+    AuthorizationSettings: {"authorizer": "Authorization"},
     HousekeeperSettings: {
         "retention_interval_s": "Retention and deletion",
         "ownership_ratchet_s": "Ownership and garbage",

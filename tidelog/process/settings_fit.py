@@ -12,6 +12,7 @@ from typing import Self
 
 from agent.groups.settings import GroupSettings
 from agent.read_path.settings import ReadPathSettings
+from agent.security.authorization_settings import AuthorizationSettings
 from agent.settings import AgentSettings, AppSettings
 from agent.write_path.backoff import LONGEST_PAUSE_S
 from cache_ring.settings import CacheRingSettings
@@ -40,6 +41,7 @@ class AllSettings(AppSettings):
             ring=environment.read(CacheRingSettings),
             read_path=environment.read(ReadPathSettings),
             groups=environment.read(GroupSettings),
+            authorization=environment.read(AuthorizationSettings),
             housekeeper=environment.read(HousekeeperSettings),
             process=environment.read(ProcessSettings),
         )

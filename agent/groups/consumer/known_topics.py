@@ -111,14 +111,16 @@ class KnownTopics:
     def __init__(self) -> None:
         self._asked = TopicsWanted()
         self._topics: Mapping[str, TopicShape] = {}
+        self._hidden: frozenset[str] = frozenset()
         self._names: dict[TopicId, str] = {}
         self._matched: dict[str, frozenset[str]] = {}
         self._subscribed: dict[tuple[frozenset[str], str | None], frozenset[TopicId]] = {}
         """By subscription, because most members have the same."""
 
     def see(self, seen: TopicsSeen) -> None:
-        if seen.topics.keys() != self._topics.keys():
+        if seen.topics.keys() != self._topics.keys() or seen.hidden != self._hidden:
             self._matched.clear()
+        self._hidden = seen.hidden
         self._subscribed.clear()
         self._asked = seen.asked
         self._topics = seen.topics
@@ -188,5 +190,5 @@ class KnownTopics:
     def _matching(self, regex: str) -> frozenset[str]:
         found = self._matched.get(regex)
         if found is None:
-            found = self._matched[regex] = matching(regex, self._topics)
+            found = self._matched[regex] = matching(regex, self._topics) - self._hidden
         return found

@@ -13,7 +13,7 @@ Promises:
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 from agent.groups.consumer.known_topics import look_at
@@ -21,11 +21,13 @@ from agent.groups.events import (
     Answer,
     Answered,
     CommitFence,
+    ConsumerHeartbeat,
     GroupDescription,
     GroupEvent,
     GroupFault,
     GroupState,
     Request,
+    StreamsHeartbeat,
     Token,
     TopicsCreated,
     TopicsSeen,
@@ -133,6 +135,8 @@ class RunningGroup:
         """Until this time, on the monotonic clock, Postgres names this coordinator's epoch for certain."""
         self.touched_s = shared.clock()
         self.seen: TopicsSeen | None = None
+        self._may_see: Callable[[str], bool] | None = None
+        self._may_create: Callable[[str], bool] | None = None
         self._config: Mapping[str, str] = {}
         self._shared = shared
         self._events: list[Request | TopicsSeen] = []
@@ -293,9 +297,21 @@ class RunningGroup:
         return held
 
     def _handle(self, event: GroupEvent, now_ms: int) -> list[Answered]:
-        if isinstance(event, TopicsSeen):
+        if isinstance(event, ConsumerHeartbeat) and event.subscribed_regex:
+            self._may_see = event.may_see
+        elif isinstance(event, StreamsHeartbeat):
+            self._may_create = event.may_create
+        elif isinstance(event, TopicsSeen):
+            event = self._visible(event)
             self.seen = event
         return self.machine.handle(event, now_ms)
+
+    def _visible(self, seen: TopicsSeen) -> TopicsSeen:
+        """As in Kafka, a regular expression matches what the member may describe that subscribed last."""
+        may_see = self._may_see
+        if may_see is None or not seen.asked.everything:
+            return seen
+        return replace(seen, hidden=frozenset(name for name in seen.topics if not may_see(name)))
 
     async def _shown_wanted_topics(self) -> list[Answered]:
         """Shows topics that no request needed before, if some are wanted now. Creates topics that the group
@@ -315,7 +331,15 @@ class RunningGroup:
         missing = self.machine.topics_to_create()
         if not missing:
             return False
-        refused = await create_topics(self._shared.topics, missing, group_id=self.group_id)
+        may_create = self._may_create
+        forbidden = {
+            topic.name: "the client is not authorized to CREATE it"
+            for topic in missing
+            if may_create is not None and not may_create(topic.name)
+        }
+        allowed = [topic for topic in missing if topic.name not in forbidden]
+        refused = await create_topics(self._shared.topics, allowed, group_id=self.group_id)
+        refused = {**refused, **forbidden}
         answered += self._handle(TopicsCreated(refused=refused), self._now_ms())
         return True
 

@@ -9,11 +9,13 @@ from kio.schema.errors import ErrorCode
 
 from agent.error_codes import transaction_code
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorization import GROUP, TRANSACTIONAL_ID, may
 from agent.kafka.context import RequestContext
 from agent.kafka.transactions import AWAY, can_be_transactional_id, producer_of
 from agent.kafka.uses import UsesSequencer
 from sequencer.commits.transactions import TransactionRefusal
 from sequencer.groups.groups import InvalidId, refuse_impossible_id
+from sequencer.security.acl import Operation
 
 _FIRST_WITH_FENCED: Final = 2
 
@@ -25,6 +27,10 @@ async def handle(
 
 
 async def _add(request: AddOffsetsToTxnRequest, context: RequestContext[UsesSequencer]) -> ErrorCode:
+    if not may(Operation.WRITE, TRANSACTIONAL_ID, request.transactional_id, context):
+        return ErrorCode.transactional_id_authorization_failed
+    if not may(Operation.READ, GROUP, request.group_id, context):
+        return ErrorCode.group_authorization_failed
     if not can_be_transactional_id(request.transactional_id):
         return ErrorCode.invalid_request
     try:

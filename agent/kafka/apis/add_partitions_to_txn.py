@@ -25,11 +25,13 @@ from kio.static.primitive import i32, i32Timedelta
 
 from agent.error_codes import transaction_code
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorization import TOPIC, TRANSACTIONAL_ID, may, may_on_cluster, permitted
 from agent.kafka.context import RequestContext
 from agent.kafka.transactions import AWAY, can_be_transactional_id, producer_of
 from agent.kafka.uses import UsesSequencer, UsesTopics
 from sequencer.commits.coordinates import PartitionKey
 from sequencer.commits.transactions import ProducerOfTransactions, TransactionRefusal
+from sequencer.security.acl import Operation
 from storage.identifiers import Partition, ProducerId
 
 
@@ -71,9 +73,17 @@ async def handle(
             producer_id=ProducerId(request.v3_and_below_producer_id),
             producer_epoch=request.v3_and_below_producer_epoch,
         )
-        codes = await _add(producer, topics, context, only_verifies=False)
+        codes = _refused(producer.transactional_id, topics, context)
+        if codes is None:
+            codes = await _add(producer, topics, context, only_verifies=False)
         return _OneTransaction(
             throttle_time=NO_THROTTLE, results_by_topic_v3_and_below=_by_topic(topics, codes)
+        )
+    if not may_on_cluster(Operation.CLUSTER_ACTION, context):
+        return AddPartitionsToTxnResponse(
+            throttle_time=NO_THROTTLE,
+            error_code=ErrorCode.cluster_authorization_failed,
+            results_by_transaction=(),
         )
     results = []
     for transaction in request.transactions:
@@ -89,6 +99,25 @@ async def handle(
     return AddPartitionsToTxnResponse(
         throttle_time=NO_THROTTLE, error_code=ErrorCode.none, results_by_transaction=tuple(results)
     )
+
+
+def _refused(
+    transactional_id: str, topics: Sequence[AddPartitionsToTxnTopic], context: RequestContext[_Uses]
+) -> Mapping[_Place, ErrorCode] | None:
+    """Returns why the client may not add these partitions, if it may not add all."""
+    places = [(topic.name, partition) for topic in topics for partition in topic.partitions]
+    if not may(Operation.WRITE, TRANSACTIONAL_ID, transactional_id, context):
+        return dict.fromkeys(places, ErrorCode.transactional_id_authorization_failed)
+    names = {topic.name for topic in topics}
+    writable = permitted(Operation.WRITE, TOPIC, names, context)
+    if len(writable) == len(names):
+        return None
+    return {
+        place: ErrorCode.operation_not_attempted
+        if place[0] in writable
+        else ErrorCode.topic_authorization_failed
+        for place in places
+    }
 
 
 async def _add(

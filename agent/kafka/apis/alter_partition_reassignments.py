@@ -21,9 +21,11 @@ from kio.schema.errors import ErrorCode
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorization import may_on_cluster
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.routing import UsesRouting, route_of
 from agent.kafka.uses import UsesTopics
+from sequencer.security.acl import Operation
 from sequencer.topics.topics import Topic
 from storage.identifiers import Partition
 
@@ -42,6 +44,8 @@ async def handle(
     request: AlterPartitionReassignmentsRequest, context: RequestContext[_Uses]
 ) -> AlterPartitionReassignmentsResponse:
     code, message, topics = ErrorCode.none, None, {}
+    if not may_on_cluster(Operation.ALTER, context):
+        code, message = ErrorCode.cluster_authorization_failed, "Cluster authorization failed."
     try:
         topics = await context.parts.topics.by_name([topic.name for topic in request.topics])
     except ADMINISTRATION_ERRORS as error:

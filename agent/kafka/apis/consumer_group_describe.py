@@ -24,11 +24,13 @@ from kio.static.primitive import i8, i32
 
 from agent.groups.events import Assignment, DescribedMember, GroupDescription
 from agent.kafka.api import NO_THROTTLE
-from agent.kafka.configs.authorized_operations import GROUP_OPERATIONS, reported_operations
+from agent.kafka.authorization import GROUP, TOPIC, is_restricted, permitted
+from agent.kafka.configs.authorized_operations import authorized_operations
 from agent.kafka.context import RequestContext
-from agent.kafka.group_requests import Described, described_groups
+from agent.kafka.group_requests import HIDES_TOPICS, Described, described_groups
 from agent.kafka.uses import UsesCoordinator, UsesTopics
 from sequencer.database.database import SequencerUnavailable
+from sequencer.security.acl import Operation
 from sequencer.topics.topics import Topic
 from storage.identifiers import TopicId
 
@@ -48,7 +50,6 @@ _Topics = Mapping[TopicId, Topic]
 async def handle(
     request: ConsumerGroupDescribeRequest, context: RequestContext[_Uses]
 ) -> ConsumerGroupDescribeResponse:
-    operations = reported_operations(GROUP_OPERATIONS, asked=request.include_authorized_operations)
     described = await described_groups(request.group_ids, context, "consumer")
     try:
         topics = await _topics(described, context)
@@ -58,10 +59,28 @@ async def handle(
     return ConsumerGroupDescribeResponse(
         throttle_time=NO_THROTTLE,
         groups=tuple(
-            _group(group_id, one, topics, operations)
+            _group(
+                group_id,
+                _visible(one, topics, context),
+                topics,
+                authorized_operations(GROUP, group_id, context, asked=request.include_authorized_operations),
+            )
             for group_id, one in zip(request.group_ids, described, strict=True)
         ),
     )
+
+
+def _visible(group: Described, topics: _Topics, context: RequestContext[_Uses]) -> Described:
+    if not isinstance(group, GroupDescription) or not is_restricted(context):
+        return group
+    names = {topics[topic_id].name for topic_id in _assigned(group) if topic_id in topics}
+    return group if len(permitted(Operation.DESCRIBE, TOPIC, names, context)) == len(names) else HIDES_TOPICS
+
+
+def _assigned(group: GroupDescription) -> set[TopicId]:
+    return {
+        topic_id for member in group.members for topic_id in (*member.assignment, *member.target_assignment)
+    }
 
 
 async def _topics(described: Sequence[Described], context: RequestContext[_Uses]) -> _Topics:
@@ -69,8 +88,7 @@ async def _topics(described: Sequence[Described], context: RequestContext[_Uses]
         topic_id
         for group in described
         if isinstance(group, GroupDescription)
-        for member in group.members
-        for topic_id in (*member.assignment, *member.target_assignment)
+        for topic_id in _assigned(group)
     }
     return await context.parts.topics.by_id(topic_ids) if topic_ids else {}
 

@@ -6,6 +6,7 @@ Kafka's message. So do ids that cannot be kept: with a NUL, or longer than about
 """
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -23,10 +24,12 @@ from kio.static.primitive import i32
 from agent.error_codes import group_code
 from agent.groups.events import Assignment, ConsumerHeartbeat, ConsumerHeartbeatAnswer, GroupFault
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorization import GROUP, TOPIC, is_restricted, is_silently_allowed, may, permitted
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import can_be_instance_id, client_host, client_id, duration, milliseconds
 from agent.kafka.uses import UsesCoordinator
 from sequencer.groups.groups import can_be_id
+from sequencer.security.acl import Operation
 from storage.identifiers import Partition, TopicId
 
 _JOINS: Final = 0
@@ -42,6 +45,11 @@ async def handle(
     problem = next(_problems(request, context), None)
     if problem is not None:
         return _respond(ConsumerHeartbeatAnswer(fault=GroupFault.INVALID_REQUEST, message=problem))
+    if not may(Operation.READ, GROUP, request.group_id, context):
+        return _respond(ConsumerHeartbeatAnswer(fault=GroupFault.NOT_AUTHORIZED))
+    names = frozenset(request.subscribed_topic_names or ())
+    if len(permitted(Operation.DESCRIBE, TOPIC, names, context)) < len(names):
+        return _respond(ConsumerHeartbeatAnswer(fault=GroupFault.TOPIC_NOT_AUTHORIZED))
     event = ConsumerHeartbeat(
         token=context.parts.coordinator.next_token(),
         member_id=request.member_id,
@@ -55,6 +63,7 @@ async def handle(
         subscribed_regex=request.subscribed_topic_regex,
         assignor=request.server_assignor,
         owned=_owned(request.topic_partitions),
+        may_see=partial(_may_see, context=context) if is_restricted(context) else None,
     )
     answer = await context.parts.coordinator.ask(
         request.group_id, event, ConsumerHeartbeatAnswer, create=request.member_epoch == _JOINS
@@ -64,6 +73,10 @@ async def handle(
     elif isinstance(answer, GroupFault):
         answer = ConsumerHeartbeatAnswer(fault=answer)
     return _respond(answer)
+
+
+def _may_see(name: str, context: RequestContext[UsesCoordinator]) -> bool:
+    return is_silently_allowed(Operation.DESCRIBE, TOPIC, name, context)
 
 
 def _problems(

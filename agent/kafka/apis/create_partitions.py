@@ -11,12 +11,14 @@ from kio.schema.create_partitions.v3.response import CreatePartitionsResponse, C
 from kio.schema.errors import ErrorCode
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
+from agent.kafka.authorization import TOPIC, may
 from agent.kafka.configs.administration import named_twice, within
 from agent.kafka.configs.mutation_quota import mutation_throttle, mutations_taken
 from agent.kafka.configs.replica_assignments import check_new_partitions
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.routing import UsesRouting, endpoints_of
 from agent.kafka.uses import UsesMutations, UsesOverload, UsesTopics
+from sequencer.security.acl import Operation
 from sequencer.topics.topics import InvalidPartitionCount, UnknownTopic
 
 
@@ -35,6 +37,9 @@ async def handle(
     for topic in {topic.name: topic for topic in request.topics}.values():
         if topic.name in twice:
             results.append(_result(topic, ErrorCode.invalid_request, "Duplicate topic name."))
+            continue
+        if not may(Operation.ALTER, TOPIC, topic.name, context):
+            results.append(_result(topic, ErrorCode.topic_authorization_failed, None))
             continue
         try:
             async with within(request.timeout, context):

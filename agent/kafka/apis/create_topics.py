@@ -20,6 +20,7 @@ from kio.schema.errors import ErrorCode
 from kio.static.primitive import i16, i32
 
 from agent.error_codes import ADMINISTRATION_ERRORS, AdministrationRefused, administration_code
+from agent.kafka.authorization import CLUSTER, TOPIC, is_silently_allowed, permitted
 from agent.kafka.configs.administration import named_twice, within
 from agent.kafka.configs.config_entries import topic_entries
 from agent.kafka.configs.mutation_quota import mutation_throttle, mutations_taken
@@ -27,6 +28,7 @@ from agent.kafka.configs.replica_assignments import check_new_topic
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.routing import UsesRouting, endpoints_of
 from agent.kafka.uses import UsesMutations, UsesOverload, UsesTopics
+from sequencer.security.acl import CLUSTER_NAME, Operation
 from sequencer.topics.topic_config import InvalidConfig, check_together, validate_config
 from sequencer.topics.topics import InvalidPartitionCount
 from storage.identifiers import TopicId
@@ -42,11 +44,19 @@ _REFUSED_FROM = 6
 
 async def handle(request: CreateTopicsRequest, context: RequestContext[_Uses]) -> CreateTopicsResponse:
     twice = named_twice(topic.name for topic in request.topics)
+    names = {topic.name for topic in request.topics}
+    if is_silently_allowed(Operation.CREATE, CLUSTER, CLUSTER_NAME, context):
+        creatable: Collection[str] = names
+    else:
+        creatable = permitted(Operation.CREATE, TOPIC, names, context)
     existing = await _existing(request, context)
     results = []
     for topic in {topic.name: topic for topic in request.topics}.values():
         if topic.name in twice:
             results.append(_refused(topic, ErrorCode.invalid_request, "Duplicate topic name."))
+            continue
+        if topic.name not in creatable:
+            results.append(_refused(topic, ErrorCode.topic_authorization_failed, "Authorization failed."))
             continue
         if topic.name in existing:
             results.append(
@@ -148,6 +158,15 @@ def _created(
     config: dict[str, str],
     context: RequestContext[_Uses],
 ) -> CreatableTopicResult:
+    if not is_silently_allowed(Operation.DESCRIBE_CONFIGS, TOPIC, topic.name, context):
+        return CreatableTopicResult(
+            name=topic.name,
+            topic_id=topic_id,
+            error_code=ErrorCode.none,
+            error_message=None,
+            topic_config_error_code=i16(ErrorCode.topic_authorization_failed.value),
+            configs=(),
+        )
     zones = {endpoint.zone for endpoint in endpoints_of(context)}
     return CreatableTopicResult(
         name=topic.name,

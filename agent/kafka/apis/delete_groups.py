@@ -10,8 +10,10 @@ from kio.schema.types import GroupId
 from agent.error_codes import group_code
 from agent.groups.events import GroupFault
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorization import GROUP, may
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesCoordinator
+from sequencer.security.acl import Operation
 
 
 async def handle(
@@ -22,6 +24,10 @@ async def handle(
 
 
 async def _delete(group_id: str, context: RequestContext[UsesCoordinator]) -> DeletableGroupResult:
+    if not may(Operation.DELETE, GROUP, group_id, context):
+        return DeletableGroupResult(
+            group_id=GroupId(group_id), error_code=group_code(GroupFault.NOT_AUTHORIZED)
+        )
     fault = await context.parts.coordinator.delete(group_id)
     code = ErrorCode.group_id_not_found if fault is GroupFault.INVALID_GROUP else group_code(fault)
     return DeletableGroupResult(group_id=GroupId(group_id), error_code=code)

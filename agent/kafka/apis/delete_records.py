@@ -19,10 +19,12 @@ from kio.static.primitive import i64
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorization import TOPIC, permitted
 from agent.kafka.configs.administration import within
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesMembership, UsesReads, UsesSequencer, UsesTopics
 from sequencer.housekeeping.retention import BeyondHighWatermark, Moved
+from sequencer.security.acl import Operation
 from sequencer.topics.topic_config import TopicConfig
 from sequencer.topics.topics import Topic
 from storage.identifiers import NO_OFFSET, Offset, Partition
@@ -36,6 +38,7 @@ _LOWEST: Final = -1
 
 
 async def handle(request: DeleteRecordsRequest, context: RequestContext[_Uses]) -> DeleteRecordsResponse:
+    allowed = permitted(Operation.DELETE, TOPIC, (topic.name for topic in request.topics), context)
     failure, topics = None, {}
     try:
         topics = await context.parts.topics.fresh([topic.name for topic in request.topics])
@@ -46,7 +49,9 @@ async def handle(request: DeleteRecordsRequest, context: RequestContext[_Uses]) 
         partitions = []
         for partition in {partition.partition_index: partition for partition in topic.partitions}.values():
             code, low_watermark = failure or ErrorCode.none, NO_OFFSET
-            if failure is None:
+            if topic.name not in allowed:
+                code = ErrorCode.topic_authorization_failed
+            elif failure is None:
                 try:
                     async with within(request.timeout, context):
                         code, low_watermark = await _delete(topics.get(topic.name), partition, context)

@@ -15,10 +15,12 @@ from kio.schema.errors import ErrorCode
 from kio.schema.types import TopicName
 
 from agent.error_codes import ADMINISTRATION_ERRORS, AdministrationRefused, administration_code
+from agent.kafka.authorization import CLUSTER, TOPIC, is_silently_allowed, may, note_refusal
 from agent.kafka.configs.administration import named_twice, within
 from agent.kafka.configs.mutation_quota import count_mutations, mutation_throttle, mutations_taken
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesMutations, UsesOverload, UsesTopics
+from sequencer.security.acl import CLUSTER_NAME, Operation
 from sequencer.topics.topics import Topic, UnknownTopic
 from storage.identifiers import TopicId
 
@@ -62,10 +64,14 @@ async def handle(request: DeleteTopicsRequest, context: RequestContext[_Uses]) -
         try:
             if repeated is not None:
                 raise AdministrationRefused(ErrorCode.invalid_request, repeated)
+            await _check_authorized(topic, context)
             async with within(request.timeout, context):
                 async with mutations_taken(1, context, refused_from=_REFUSED_FROM):
                     deleted = await _delete(topic, context)
                 count_mutations(deleted.partition_count - 1, context)
+        except _Hidden as error:
+            hidden = _Doomed(name=error.name, topic_id=topic.topic_id)
+            results.append(_result(hidden, ErrorCode.topic_authorization_failed, "Authorization failed."))
         except ADMINISTRATION_ERRORS as error:
             results.append(_result(topic, administration_code(error), str(error)))
         else:
@@ -104,6 +110,34 @@ async def _once(doomed: Sequence[_Doomed], context: RequestContext[_Uses]) -> di
             both_ways = _Doomed(name=TopicName(name), topic_id=topic_of_name.topic_id)
             found[both_ways] = "The provided topic name maps to an ID that was already supplied."
     return found
+
+
+class _Hidden(Exception):
+    """The client may not delete the topic. `name` is shown to a client that may describe it, or named it."""
+
+    def __init__(self, name: str | None) -> None:
+        self.name = None if name is None else TopicName(name)
+
+
+async def _check_authorized(doomed: _Doomed, context: RequestContext[_Uses]) -> None:
+    """Raises _Hidden, or one of ADMINISTRATION_ERRORS. A topic that the client may describe and that does
+    not exist is left to the deletion.
+    """
+    if is_silently_allowed(Operation.DELETE, CLUSTER, CLUSTER_NAME, context):
+        return
+    if doomed.name is not None:
+        if not may(Operation.DESCRIBE, TOPIC, doomed.name, context):
+            raise _Hidden(doomed.name)
+        if is_silently_allowed(Operation.DELETE, TOPIC, doomed.name, context):
+            return
+        if await context.parts.topics.fresh([doomed.name]):
+            note_refusal(Operation.DELETE, TOPIC, doomed.name, context)
+            raise _Hidden(doomed.name)
+    elif doomed.topic_id is not None:
+        topic = (await context.parts.topics.by_id([doomed.topic_id])).get(doomed.topic_id)
+        if topic is not None and not may(Operation.DELETE, TOPIC, topic.name, context):
+            is_visible = is_silently_allowed(Operation.DESCRIBE, TOPIC, topic.name, context)
+            raise _Hidden(topic.name if is_visible else None)
 
 
 async def _delete(doomed: _Doomed, context: RequestContext[_Uses]) -> Topic:

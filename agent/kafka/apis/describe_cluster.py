@@ -10,7 +10,7 @@ from kio.static.primitive import i8
 
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.apis.metadata import brokers
-from agent.kafka.configs.authorized_operations import CLUSTER_OPERATIONS, reported_operations
+from agent.kafka.configs.authorized_operations import cluster_operations
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.routing import UsesRouting, controller_of
 from agent.kafka.uses import UsesClusterId
@@ -45,8 +45,8 @@ async def handle(request: DescribeClusterRequest, context: RequestContext[_Uses]
             )
             for broker in (brokers(context) if is_brokers else ())
         ),
-        cluster_authorized_operations=reported_operations(
-            CLUSTER_OPERATIONS, asked=request.include_cluster_authorized_operations
+        cluster_authorized_operations=cluster_operations(
+            context, asked=request.include_cluster_authorized_operations
         ),
     )
 

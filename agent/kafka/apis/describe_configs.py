@@ -20,7 +20,7 @@ from kio.schema.errors import ErrorCode
 
 from agent.error_codes import ADMINISTRATION_ERRORS, AdministrationRefused, administration_code
 from agent.kafka.api import NO_THROTTLE
-from agent.kafka.configs.administration import check_group_name, configs_of
+from agent.kafka.configs.administration import check_config_access, check_group_name, configs_of
 from agent.kafka.configs.config_changes import unknown_resource
 from agent.kafka.configs.config_entries import (
     BROKER_RESOURCE,
@@ -35,6 +35,7 @@ from agent.kafka.configs.config_entries import (
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.routing import UsesRouting, controller_of, endpoints_of
 from agent.kafka.uses import UsesGroupSettings, UsesReads, UsesSequencer, UsesTopics
+from sequencer.security.acl import Operation
 from sequencer.topics.topics import validate_topic_name
 
 
@@ -85,6 +86,7 @@ def _entries(
     resource_type: int, name: str, configs: _Configs | Exception, context: RequestContext[_Uses]
 ) -> Sequence[ConfigEntry]:
     """Raises one of ADMINISTRATION_ERRORS."""
+    check_config_access(Operation.DESCRIBE_CONFIGS, resource_type, name, context)
     if resource_type == BROKER_RESOURCE:
         return broker_configs(name, context)
     if resource_type not in (TOPIC_RESOURCE, GROUP_RESOURCE):

@@ -20,9 +20,11 @@ from kio.schema.types import GroupId
 from agent.error_codes import group_code
 from agent.groups.events import DescribedMember, GroupDescription, GroupFault, GroupState
 from agent.kafka.api import NO_THROTTLE
-from agent.kafka.configs.authorized_operations import GROUP_OPERATIONS
+from agent.kafka.authorization import GROUP, may
+from agent.kafka.configs.authorized_operations import authorized_operations
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesCoordinator
+from sequencer.security.acl import Operation
 from storage.stores.side_by_side import few_at_a_time
 
 _FIRST_WITH_NOT_FOUND: Final = 6
@@ -43,7 +45,7 @@ async def handle(
     groups = await few_at_a_time(partial(_describe, context=context), request.groups)
     if request.include_authorized_operations:
         groups = [
-            replace(group, authorized_operations=GROUP_OPERATIONS)
+            replace(group, authorized_operations=authorized_operations(GROUP, group.group_id, context))
             if group.error_code is ErrorCode.none
             else group
             for group in groups
@@ -52,6 +54,8 @@ async def handle(
 
 
 async def _describe(group_id: str, context: RequestContext[UsesCoordinator]) -> DescribedGroup:
+    if not may(Operation.DESCRIBE, GROUP, group_id, context):
+        return _group(group_id, code=ErrorCode.group_authorization_failed)
     running = await context.parts.coordinator.group(group_id)
     if isinstance(running, GroupFault):
         if running in (GroupFault.GROUP_NOT_FOUND, GroupFault.INVALID_GROUP):

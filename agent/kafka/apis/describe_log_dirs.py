@@ -21,11 +21,13 @@ from kio.static.primitive import i32, i64
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorization import may_on_cluster
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.routing import UsesRouting, controller_of, route_of
 from agent.kafka.uses import UsesResponseMemory, UsesSequencer, UsesTopics
 from agent.slices import Slices
 from sequencer.commits.coordinates import PartitionKey
+from sequencer.security.acl import Operation
 
 
 class _Uses(UsesRouting, UsesResponseMemory, UsesSequencer, UsesTopics, Protocol):
@@ -38,6 +40,10 @@ _PARTITION_BYTES: Final = 600
 
 
 async def handle(request: DescribeLogDirsRequest, context: RequestContext[_Uses]) -> DescribeLogDirsResponse:
+    if not may_on_cluster(Operation.DESCRIBE, context):
+        return DescribeLogDirsResponse(
+            throttle_time=NO_THROTTLE, error_code=ErrorCode.cluster_authorization_failed, results=()
+        )
     try:
         found = await _found(request, context)
     except ADMINISTRATION_ERRORS as error:

@@ -5,7 +5,7 @@ At most TIDELOG_DESCRIBE_PRODUCERS_LIMIT per partition, the latest ones. A parti
 once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, Protocol
 
 from kio.schema.describe_producers.v0.request import DescribeProducersRequest
@@ -21,9 +21,11 @@ from kio.static.primitive import i32, i64
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorization import TOPIC, permitted
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesSequencer, UsesTopics
 from sequencer.commits.coordinates import PartitionKey
+from sequencer.security.acl import Operation
 from sequencer.topics.topics import ActiveProducer
 from storage.identifiers import NO_OFFSET, Offset, Partition
 from storage.identifiers import ProducerId as LogProducerId
@@ -45,8 +47,10 @@ async def handle(
     failure: ErrorCode = ErrorCode.unknown_topic_or_partition
     message: str | None = None
     found: dict[tuple[str, int], _Found] = {}
+    names = frozenset(topic.name for topic in request.topics)
+    allowed = permitted(Operation.READ, TOPIC, names, context)
     try:
-        found = await _find(request, context)
+        found = await _find(request, allowed, context)
     except ADMINISTRATION_ERRORS as error:
         failure, message = administration_code(error), str(error)
     asked: dict[TopicName, dict[i32, None]] = {}
@@ -58,7 +62,10 @@ async def handle(
             TopicResponse(
                 name=name,
                 partitions=tuple(
-                    _partition(index, found.get((name, index)), failure, message) for index in indexes
+                    _partition(index, found.get((name, index)), failure, message)
+                    if name in allowed
+                    else _partition(index, None, ErrorCode.topic_authorization_failed, None)
+                    for index in indexes
                 ),
             )
             for name, indexes in asked.items()
@@ -67,10 +74,10 @@ async def handle(
 
 
 async def _find(
-    request: DescribeProducersRequest, context: RequestContext[_Uses]
+    request: DescribeProducersRequest, allowed: Collection[str], context: RequestContext[_Uses]
 ) -> dict[tuple[str, int], _Found]:
     """Raises one of ADMINISTRATION_ERRORS."""
-    topics = await context.parts.topics.fresh([topic.name for topic in request.topics])
+    topics = await context.parts.topics.fresh(allowed)
     keys: dict[tuple[str, int], PartitionKey] = {
         (topic.name, index): (topics[topic.name].topic_id, Partition(index))
         for topic in request.topics

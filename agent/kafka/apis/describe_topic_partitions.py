@@ -23,11 +23,13 @@ from kio.static.primitive import i32
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE, CloseConnection
-from agent.kafka.configs.authorized_operations import TOPIC_OPERATIONS
+from agent.kafka.authorization import TOPIC, permitted
+from agent.kafka.configs.authorized_operations import UNKNOWN_OPERATIONS, authorized_operations
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.current_leaders import OUR_EPOCH
 from agent.kafka.routing.routing import NO_NODE, UsesRouting, route_of
 from agent.kafka.uses import UsesTopics
+from sequencer.security.acl import Operation
 from sequencer.topics.topics import InvalidTopicName, Topic, validate_topic_name
 from storage.identifiers import Partition, TopicId
 
@@ -43,43 +45,55 @@ async def handle(
     request: DescribeTopicPartitionsRequest, context: RequestContext[_Uses]
 ) -> DescribeTopicPartitionsResponse:
     names: list[str] = sorted({topic.name for topic in request.topics})
+    asks_for_all = not names
     cursor = request.cursor
     if cursor is not None and (cursor.partition_index < _FIRST or (names and cursor.topic_name not in names)):
-        return _response([_failed(name, ErrorCode.invalid_request) for name in names])
+        return _response([_failed(name, ErrorCode.invalid_request, context) for name in names])
+    allowed = permitted(Operation.DESCRIBE, TOPIC, names, context)
+    refused = [_refused(name) for name in names if name not in allowed]
+    names = [name for name in names if name in allowed]
     try:
-        found = await _find(names, context)
+        found = await _find(names, context, asks_for_all=asks_for_all)
     except ADMINISTRATION_ERRORS as error:
-        if not names:
+        if asks_for_all:
             raise CloseConnection(f"the topics cannot be listed: {error}") from error
-        return _response([_failed(name, administration_code(error)) for name in names])
+        return _response([*(_failed(name, administration_code(error), context) for name in names), *refused])
     start_name, start_partition = (
         ("", _FIRST) if cursor is None else (cursor.topic_name, cursor.partition_index)
     )
-    asked = [name for name in names or sorted(found) if name >= start_name]
+    asked = [name for name in (sorted(found) if asks_for_all else names) if name >= start_name]
     limit = min(context.settings.describe_partitions_limit, max(1, request.response_partition_limit))
     described: list[DescribeTopicPartitionsResponseTopic] = []
     for name in asked:
         topic = found.get(name)
         if topic is None:
-            described.append(_failed(name, _unknown(name)))
+            described.append(_failed(name, _unknown(name), context))
             continue
         first = start_partition if name == start_name else _FIRST
         if limit == 0:
-            return _response(described, Cursor(topic_name=TopicName(name), partition_index=i32(first)))
+            return _response(
+                [*described, *refused], Cursor(topic_name=TopicName(name), partition_index=i32(first))
+            )
         partitions = range(topic.partition_count)[first : first + limit]
         described.append(_described(topic, partitions, context))
         limit -= len(partitions)
         if first + len(partitions) < topic.partition_count:
             beyond = i32(first + len(partitions))
-            return _response(described, Cursor(topic_name=TopicName(name), partition_index=beyond))
-    return _response(described)
+            return _response(
+                [*described, *refused], Cursor(topic_name=TopicName(name), partition_index=beyond)
+            )
+    return _response([*described, *refused])
 
 
-async def _find(names: Sequence[str], context: RequestContext[_Uses]) -> dict[str, Topic]:
+async def _find(
+    names: Sequence[str], context: RequestContext[_Uses], *, asks_for_all: bool
+) -> dict[str, Topic]:
     """Raises one of ADMINISTRATION_ERRORS."""
-    if names:
-        return await context.parts.topics.fresh(names)
-    return {topic.name: topic for topic in await context.parts.topics.all()}
+    if not asks_for_all:
+        return await context.parts.topics.fresh(names) if names else {}
+    topics = await context.parts.topics.all()
+    allowed = permitted(Operation.DESCRIBE, TOPIC, (topic.name for topic in topics), context, log=False)
+    return {topic.name: topic for topic in topics if topic.name in allowed}
 
 
 def _unknown(name: str) -> ErrorCode:
@@ -90,14 +104,27 @@ def _unknown(name: str) -> ErrorCode:
     return ErrorCode.unknown_topic_or_partition
 
 
-def _failed(name: str, code: ErrorCode) -> DescribeTopicPartitionsResponseTopic:
+def _refused(name: str) -> DescribeTopicPartitionsResponseTopic:
+    return DescribeTopicPartitionsResponseTopic(
+        error_code=ErrorCode.topic_authorization_failed,
+        name=TopicName(name),
+        topic_id=None,
+        is_internal=False,
+        partitions=(),
+        topic_authorized_operations=UNKNOWN_OPERATIONS,
+    )
+
+
+def _failed(
+    name: str, code: ErrorCode, context: RequestContext[_Uses]
+) -> DescribeTopicPartitionsResponseTopic:
     return DescribeTopicPartitionsResponseTopic(
         error_code=code,
         name=TopicName(name),
         topic_id=None,
         is_internal=False,
         partitions=(),
-        topic_authorized_operations=TOPIC_OPERATIONS,
+        topic_authorized_operations=authorized_operations(TOPIC, name, context),
     )
 
 
@@ -110,7 +137,7 @@ def _described(
         topic_id=topic.topic_id,
         is_internal=False,
         partitions=tuple(_partition(topic.topic_id, Partition(number), context) for number in partitions),
-        topic_authorized_operations=TOPIC_OPERATIONS,
+        topic_authorized_operations=authorized_operations(TOPIC, topic.name, context),
     )
 
 

@@ -17,10 +17,12 @@ from kio.schema.types import ProducerId, TopicName, TransactionalId
 from kio.static.primitive import i16, i32, i32Timedelta
 
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorization import TOPIC, TRANSACTIONAL_ID, permitted
 from agent.kafka.context import RequestContext
 from agent.kafka.transactions import AWAY, can_be_transactional_id, state_of
 from agent.kafka.uses import UsesSequencer, UsesTopics
 from sequencer.commits.transactions import TransactionDescription
+from sequencer.security.acl import Operation
 from sequencer.topics.topics import Topic
 from storage.identifiers import TopicId
 
@@ -60,7 +62,8 @@ async def handle(request: DescribeTransactionsRequest, context: RequestContext[_
     failure: ErrorCode = ErrorCode.transactional_id_not_found
     found: dict[str, TransactionDescription] = {}
     topics: Mapping[TopicId, Topic] = {}
-    asked = [name for name in request.transactional_ids if can_be_transactional_id(name)]
+    allowed = permitted(Operation.DESCRIBE, TRANSACTIONAL_ID, request.transactional_ids, context)
+    asked = [name for name in request.transactional_ids if name in allowed and can_be_transactional_id(name)]
     try:
         found = await context.parts.sequencer.transactions.describe(asked)
         topics = await context.parts.topics.by_id(
@@ -68,11 +71,17 @@ async def handle(request: DescribeTransactionsRequest, context: RequestContext[_
         )
     except AWAY:
         failure, found = ErrorCode.coordinator_not_available, {}
+    visible = permitted(
+        Operation.DESCRIBE, TOPIC, {topic.name for topic in topics.values()}, context, log=False
+    )
+    topics = {topic_id: topic for topic_id, topic in topics.items() if topic.name in visible}
     states, described = [], 0
     for name in dict.fromkeys(request.transactional_ids):
         one = found.get(name)
         described += 0 if one is None else len(one.partitions)
-        if one is None:
+        if name not in allowed:
+            states.append(_missing(name, ErrorCode.transactional_id_authorization_failed))
+        elif one is None:
             states.append(_missing(name, failure))
         elif described > _MOST_PARTITIONS and described > len(one.partitions):
             states.append(_missing(name, ErrorCode.coordinator_not_available))

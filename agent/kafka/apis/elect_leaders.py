@@ -14,8 +14,10 @@ from kio.static.primitive import i32
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorization import may_on_cluster
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesTopics
+from sequencer.security.acl import Operation
 from sequencer.topics.topics import Topic
 
 _NOT_NEEDED: Final = "every agent serves every partition: there is no leader to elect"
@@ -23,6 +25,12 @@ _KNOWN_TYPES: Final = (0, 1)
 
 
 async def handle(request: ElectLeadersRequest, context: RequestContext[UsesTopics]) -> ElectLeadersResponse:
+    if not may_on_cluster(Operation.ALTER, context):
+        return ElectLeadersResponse(
+            throttle_time=NO_THROTTLE,
+            error_code=ErrorCode.cluster_authorization_failed,
+            replica_election_results=(),
+        )
     if request.election_type not in _KNOWN_TYPES:
         return ElectLeadersResponse(
             throttle_time=NO_THROTTLE, error_code=ErrorCode.invalid_request, replica_election_results=()

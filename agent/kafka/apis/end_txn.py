@@ -15,10 +15,12 @@ from kio.static.primitive import i16
 
 from agent.error_codes import transaction_code
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorization import TRANSACTIONAL_ID, may
 from agent.kafka.context import RequestContext
 from agent.kafka.transactions import AWAY, can_be_transactional_id, producer_of
 from agent.kafka.uses import UsesReads, UsesSequencer
 from sequencer.commits.transactions import EndCause, TransactionRefusal
+from sequencer.security.acl import Operation
 
 
 class _Uses(UsesSequencer, UsesReads, Protocol):
@@ -30,6 +32,8 @@ _FIRST_THAT_RAISES_EPOCHS: Final = 5
 
 
 async def handle(request: EndTxnRequest, context: RequestContext[_Uses]) -> EndTxnResponse:
+    if not may(Operation.WRITE, TRANSACTIONAL_ID, request.transactional_id, context):
+        return _refused(ErrorCode.transactional_id_authorization_failed)
     if not can_be_transactional_id(request.transactional_id):
         return _refused(ErrorCode.invalid_request)
     raises = context.api_version >= _FIRST_THAT_RAISES_EPOCHS

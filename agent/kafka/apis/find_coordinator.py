@@ -16,11 +16,19 @@ from kio.schema.types import BrokerId
 from kio.static.primitive import i32
 
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorization import GROUP, TRANSACTIONAL_ID, may
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.routing import UsesRouting, coordinator_of
+from sequencer.security.acl import Operation
 
 _GROUP: Final = 0
-_KINDS: Final = {_GROUP: "group", 1: "transaction"}
+_TRANSACTION: Final = 1
+_KINDS: Final = {_GROUP: "group", _TRANSACTION: "transaction"}
+_RESOURCES: Final = {_GROUP: GROUP, _TRANSACTION: TRANSACTIONAL_ID}
+_NOT_AUTHORIZED: Final = {
+    _GROUP: ErrorCode.group_authorization_failed,
+    _TRANSACTION: ErrorCode.transactional_id_authorization_failed,
+}
 _FIRST_BATCHED_VERSION: Final = 4
 
 
@@ -68,6 +76,8 @@ def _find(key: str, key_type: int, context: RequestContext[UsesRouting]) -> Coor
     kind = _KINDS.get(key_type)
     if kind is None:
         return _refused(key, ErrorCode.invalid_request, f"coordinators of key type {key_type} are not served")
+    if not may(Operation.DESCRIBE, _RESOURCES[key_type], key, context):
+        return _refused(key, _NOT_AUTHORIZED[key_type], None)
     endpoint = coordinator_of(context, f"{kind}/{key}")
     if endpoint is None:
         return _refused(key, ErrorCode.coordinator_not_available, "no agent is a member of the cluster yet")
@@ -81,7 +91,7 @@ def _find(key: str, key_type: int, context: RequestContext[UsesRouting]) -> Coor
     )
 
 
-def _refused(key: str, code: ErrorCode, message: str) -> Coordinator:
+def _refused(key: str, code: ErrorCode, message: str | None) -> Coordinator:
     return Coordinator(
         key=key, node_id=BrokerId(-1), host="", port=i32(-1), error_code=code, error_message=message
     )  # fmt: skip

@@ -25,7 +25,7 @@ from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.groups.group_configs import GROUP_CONFIGS
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.apis.describe_configs import UsesBrokerConfigs, broker_configs
-from agent.kafka.configs.administration import check_group_name, configs_of, named_twice
+from agent.kafka.configs.administration import check_config_access, check_group_name, configs_of, named_twice
 from agent.kafka.configs.config_changes import (
     TOPIC_RULES,
     ConfigChange,
@@ -40,6 +40,7 @@ from agent.kafka.configs.config_entries import BROKER_RESOURCE, GROUP_RESOURCE
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.routing import controller_of
 from agent.kafka.uses import UsesSequencer, UsesTopics
+from sequencer.security.acl import Operation as AclOperation
 from sequencer.topics.topics import UnknownTopic
 
 
@@ -133,6 +134,7 @@ def _checked(
     Raises one of ADMINISTRATION_ERRORS.
     """
     check_form(resource.resource_type, operations)
+    check_config_access(AclOperation.ALTER_CONFIGS, resource.resource_type, resource.resource_name, context)
     if resource.resource_type == BROKER_RESOURCE:
         known = broker_configs(resource.resource_name or str(controller_of(context)), context)
         refuse_broker_change(operations, [entry.name for entry in known])

@@ -16,6 +16,7 @@ from kio.static.primitive import i16
 
 from agent.error_codes import transaction_code
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorization import CLUSTER, TOPIC, TRANSACTIONAL_ID, may, note_refusal
 from agent.kafka.context import RequestContext
 from agent.kafka.transactions import AWAY, can_be_transactional_id
 from agent.kafka.uses import UsesReads, UsesSequencer
@@ -27,6 +28,7 @@ from sequencer.commits.transactions import (
     TransactionRefusal,
 )
 from sequencer.database.database import SequencerUnavailable
+from sequencer.security.acl import CLUSTER_NAME, Operation
 from storage.identifiers import NO_PRODUCER_ID
 from storage.identifiers import ProducerId as LogProducerId
 
@@ -40,6 +42,9 @@ class _Uses(UsesSequencer, UsesReads, Protocol):
 
 
 async def handle(request: InitProducerIdRequest, context: RequestContext[_Uses]) -> InitProducerIdResponse:
+    refused = _refusal(request.transactional_id, context)
+    if refused is not None:
+        return _refused(refused)
     asked = ProducerIdentity(
         producer_id=LogProducerId(request.producer_id), producer_epoch=request.producer_epoch
     )
@@ -52,6 +57,17 @@ async def handle(request: InitProducerIdRequest, context: RequestContext[_Uses])
     except SequencerUnavailable:
         return _refused(ErrorCode.coordinator_not_available)
     return _given(identity)
+
+
+def _refusal(transactional_id: str | None, context: RequestContext[_Uses]) -> ErrorCode | None:
+    if transactional_id is not None:
+        is_allowed = may(Operation.WRITE, TRANSACTIONAL_ID, transactional_id, context)
+        return None if is_allowed else ErrorCode.transactional_id_authorization_failed
+    rights = context.connection.rights
+    if rights.allows(Operation.IDEMPOTENT_WRITE, CLUSTER) or rights.allows_some(Operation.WRITE, TOPIC):
+        return None
+    note_refusal(Operation.IDEMPOTENT_WRITE, CLUSTER, CLUSTER_NAME, context)
+    return ErrorCode.cluster_authorization_failed
 
 
 async def _initialize_transactions(

@@ -18,10 +18,12 @@ from kio.static.primitive import i32
 from agent.error_codes import member_code
 from agent.groups.events import GroupFault, Join, JoinAnswer, OfferedProtocol
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorization import GROUP, may
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import can_be_instance_id, client_host, client_id, milliseconds
 from agent.kafka.uses import UsesCoordinator
 from sequencer.groups.groups import can_be_id
+from sequencer.security.acl import Operation
 
 log = logging.getLogger("tidelog")
 
@@ -33,6 +35,8 @@ _FIRST_WITH_SKIPPED_ASSIGNMENT: Final = 9
 async def handle(request: JoinGroupRequest, context: RequestContext[UsesCoordinator]) -> JoinGroupResponse:
     event = _event(request, context)
     refused = _fault(event)
+    if not may(Operation.READ, GROUP, request.group_id, context):
+        refused = GroupFault.NOT_AUTHORIZED
     if refused is not None:
         return _respond(JoinAnswer(fault=refused, member_id=event.member_id), context)
     reason = request.reason

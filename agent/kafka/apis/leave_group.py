@@ -15,8 +15,10 @@ from kio.schema.leave_group.v5.response import LeaveGroupResponse, MemberRespons
 from agent.error_codes import group_code, member_code
 from agent.groups.events import GroupFault, Leave, LeaveAnswer, LeavingMember
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorization import GROUP, may
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesCoordinator
+from sequencer.security.acl import Operation
 
 log = logging.getLogger("tidelog")
 
@@ -33,6 +35,8 @@ class LeaveGroupRequest(Protocol):
 
 
 async def handle(request: LeaveGroupRequest, context: RequestContext[UsesCoordinator]) -> LeaveGroupResponse:
+    if not may(Operation.READ, GROUP, request.group_id, context):
+        return _respond(LeaveAnswer(fault=GroupFault.NOT_AUTHORIZED), context)
     members = _members(request, context)
     for reason in {member.reason for member in request.members if member.reason}:
         log.info("members leave", extra={"group": request.group_id, "reason": reason[:255]})

@@ -14,6 +14,7 @@ from kio.static.primitive import i8
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorization import may_on_cluster
 from agent.kafka.configs.config_entries import (
     BROKER_LOGGER_RESOURCE,
     BROKER_RESOURCE,
@@ -24,6 +25,7 @@ from agent.kafka.configs.config_entries import (
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.routing import UsesRouting, endpoints_of
 from agent.kafka.uses import UsesSequencer, UsesTopics
+from sequencer.security.acl import Operation
 
 
 class _Uses(UsesRouting, UsesSequencer, UsesTopics, Protocol):
@@ -43,6 +45,8 @@ _FIRST_VERSION_WITH_TYPES: Final = 1
 async def handle(
     request: ListConfigResourcesRequest, context: RequestContext[_Uses]
 ) -> ListConfigResourcesResponse:
+    if not may_on_cluster(Operation.DESCRIBE_CONFIGS, context):
+        return _response(ErrorCode.cluster_authorization_failed)
     asked: tuple[int, ...] = (CLIENT_METRICS_RESOURCE,)
     if context.api_version >= _FIRST_VERSION_WITH_TYPES:
         asked = tuple(request.resource_types) or _TYPES

@@ -14,11 +14,13 @@ from kio.schema.list_groups.v5.response import ListedGroup, ListGroupsResponse
 from kio.schema.types import GroupId
 
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorization import CLUSTER, GROUP, is_silently_allowed
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesCoordinator, UsesResponseMemory, UsesSequencer
 from agent.slices import Slices
 from sequencer.database.database import SequencerUnavailable
 from sequencer.groups.groups import ListedGroup as StoredListing
+from sequencer.security.acl import CLUSTER_NAME, Operation
 
 
 class _Uses(UsesResponseMemory, UsesCoordinator, UsesSequencer, Protocol):
@@ -49,6 +51,7 @@ async def _list(request: ListGroupsRequest, context: RequestContext[_Uses]) -> l
     await memory.reserve(memory.all_groups_bytes, context)
     listed = await context.parts.sequencer.groups.list()
     memory.all_groups_bytes = len(listed) * _GROUP_BYTES
+    sees_all = is_silently_allowed(Operation.DESCRIBE, CLUSTER, CLUSTER_NAME, context)
     found, slices = [], Slices()
     for one in listed:
         group = _now(one, context)
@@ -56,6 +59,7 @@ async def _list(request: ListGroupsRequest, context: RequestContext[_Uses]) -> l
             group is not None
             and (not states or group.group_state.lower() in states)
             and (not kinds or group.group_type in kinds)
+            and (sees_all or is_silently_allowed(Operation.DESCRIBE, GROUP, group.group_id, context))
         ):
             found.append(group)
         await slices.look()

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Protocol
@@ -29,6 +29,7 @@ from kio.schema.list_offsets.v11.response import (
 from kio.static.primitive import i32, i32Timedelta, i64
 
 from agent.error_codes import read_failure_code
+from agent.kafka.authorization import TOPIC, permitted
 from agent.kafka.configs.administration import named_twice
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.current_leaders import NO_EPOCH, OUR_EPOCH, epoch_failure
@@ -48,6 +49,7 @@ from cache_ring.pages.store_pages import DamagedPage
 from sequencer.commits.coordinates import PartitionBounds, PartitionKey
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.database.errors import TooManyWait
+from sequencer.security.acl import Operation
 from storage.identifiers import NO_OFFSET, Offset, Partition
 from storage.stores.object_store import ObjectNotFound, StoreUnavailable
 
@@ -129,8 +131,9 @@ async def handle(request: ListOffsetsRequest, context: RequestContext[_Uses]) ->
     read_committed = request.isolation_level == _READ_COMMITTED
     pace = context.parts.lookup_pace
     await pace.wait(sum(len(topic.partitions) for topic in request.topics))
+    allowed = permitted(Operation.DESCRIBE, TOPIC, (topic.name for topic in request.topics), context)
     try:
-        keys = await _keys(request, context)
+        keys = await _keys(request, allowed, context)
         bounds = await context.parts.bounds.get(set(keys.values()))
     except (SequencerUnavailable, CommitOutcomeUnknown) as error:
         _unanswered.warning(error=str(error), client=context.connection.peer)
@@ -148,6 +151,8 @@ async def handle(request: ListOffsetsRequest, context: RequestContext[_Uses]) ->
             key = keys.get(place)
             known = None if key is None else bounds.get(key)
             result = _Result(code=ErrorCode.invalid_request) if place in twice else None
+            if topic.name not in allowed:
+                result = _Result(code=ErrorCode.topic_authorization_failed)
             result = result or _result_from_bounds(
                 key, known, partition, context, read_committed=read_committed
             )
@@ -172,10 +177,10 @@ async def handle(request: ListOffsetsRequest, context: RequestContext[_Uses]) ->
 
 
 async def _keys(
-    request: ListOffsetsRequest, context: RequestContext[_Uses]
+    request: ListOffsetsRequest, allowed: Collection[str], context: RequestContext[_Uses]
 ) -> dict[tuple[str, int], PartitionKey]:
     """Replaces names by topic ids. Unknown topics are left out."""
-    topics = await context.parts.topics.by_name([topic.name for topic in request.topics])
+    topics = await context.parts.topics.by_name(allowed)
     return {
         (asked.name, partition.partition_index): (topic.topic_id, Partition(partition.partition_index))
         for asked in request.topics

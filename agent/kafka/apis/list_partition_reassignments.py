@@ -7,13 +7,19 @@ from kio.schema.list_partition_reassignments.v0.request import ListPartitionReas
 from kio.schema.list_partition_reassignments.v0.response import ListPartitionReassignmentsResponse
 
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorization import may_on_cluster
 from agent.kafka.context import RequestContext
+from sequencer.security.acl import Operation
 
 
 async def handle(
     request: ListPartitionReassignmentsRequest, context: RequestContext[object]
 ) -> ListPartitionReassignmentsResponse:
-    del request, context
+    del request
+    is_allowed = may_on_cluster(Operation.DESCRIBE, context)
     return ListPartitionReassignmentsResponse(
-        throttle_time=NO_THROTTLE, error_code=ErrorCode.none, error_message=None, topics=()
+        throttle_time=NO_THROTTLE,
+        error_code=ErrorCode.none if is_allowed else ErrorCode.cluster_authorization_failed,
+        error_message=None if is_allowed else "Cluster authorization failed.",
+        topics=(),
     )

@@ -15,11 +15,13 @@ from kio.schema.list_transactions.v2.response import ListTransactionsResponse, T
 from kio.schema.types import ProducerId, TransactionalId
 
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorization import TRANSACTIONAL_ID, is_silently_allowed
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.routing import UsesRouting
 from agent.kafka.transactions import AWAY, state_of
 from agent.kafka.uses import UsesSequencer
 from sequencer.commits.transactions import TransactionListing
+from sequencer.security.acl import Operation
 
 
 class _Uses(UsesSequencer, UsesRouting, Protocol):
@@ -59,6 +61,7 @@ async def handle(
                 if _is_wanted(one, request)
                 and (pattern is None or pattern.fullmatch(one.transactional_id))
                 and _is_ours(one, context)
+                and is_silently_allowed(Operation.DESCRIBE, TRANSACTIONAL_ID, one.transactional_id, context)
             ]
             if len(page) < _PAGE:
                 break

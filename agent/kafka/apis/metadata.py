@@ -1,7 +1,7 @@
 """Kafka API 3, Metadata, v0-v13 (KIP-36 racks, KIP-516 topic ids, KIP-1102 rebootstrap).
 
 Routes are the ring's choice in the client's zone. A topic that does not exist is created if the client and
-the agent's settings allow it. All operations are authorized, because there is no authorizer.
+the agent's settings allow it.
 
 The connection is closed in two cases. All topics are requested while the sequencer is away: an answer without
 topics would say that there are none. Or no agent is known to be alive, not even this one, for example because
@@ -33,11 +33,11 @@ from kio.static.primitive import i32, i32Timedelta, uvarint
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE, CloseConnection
+from agent.kafka.authorization import CLUSTER, TOPIC, is_silently_allowed, may, permitted
 from agent.kafka.configs.authorized_operations import (
-    CLUSTER_OPERATIONS,
-    TOPIC_OPERATIONS,
     UNKNOWN_OPERATIONS,
-    reported_operations,
+    authorized_operations,
+    cluster_operations,
 )
 from agent.kafka.configs.mutation_quota import mutation_throttle, mutations_taken
 from agent.kafka.context import RequestContext
@@ -45,6 +45,7 @@ from agent.kafka.routing.routing import NO_NODE, Route, UsesRouting, controller_
 from agent.kafka.transport.vectored import Encoded
 from agent.kafka.uses import UsesClusterId, UsesMutations, UsesOverload, UsesResponseMemory, UsesTopics
 from agent.slices import Slices
+from sequencer.security.acl import CLUSTER_NAME, Operation
 from sequencer.topics.topics import Topic, TopicExists
 from storage.identifiers import Partition, TopicId
 
@@ -224,6 +225,8 @@ class _Found:
     said: MetadataResponseTopic
     """Without its partitions."""
     partitions: int = 0
+    is_refused: bool = False
+    """True: the client may not describe or create it."""
 
 
 async def handle(request: MetadataRequest, context: RequestContext[_Uses]) -> Encoded:
@@ -232,8 +235,11 @@ async def handle(request: MetadataRequest, context: RequestContext[_Uses]) -> En
     encoder = MetadataEncoder(context.api_version, partial(route_of, context))
     for topic in found:
         said = (
-            replace(topic.said, topic_authorized_operations=TOPIC_OPERATIONS)
-            if request.include_topic_authorized_operations
+            replace(
+                topic.said,
+                topic_authorized_operations=authorized_operations(TOPIC, topic.said.name or "", context),
+            )
+            if request.include_topic_authorized_operations and not topic.is_refused
             else topic.said
         )
         await encoder.add(said, topic.partitions)
@@ -245,8 +251,8 @@ async def handle(request: MetadataRequest, context: RequestContext[_Uses]) -> En
         brokers=alive,
         cluster_id=context.parts.cluster_id,
         controller_id=BrokerId(controller_of(context)),
-        cluster_authorized_operations=reported_operations(
-            CLUSTER_OPERATIONS, asked=request.include_cluster_authorized_operations
+        cluster_authorized_operations=cluster_operations(
+            context, asked=request.include_cluster_authorized_operations
         ),
     )
     return encoder.response(response)
@@ -283,7 +289,10 @@ async def _topics(request: MetadataRequest, context: RequestContext[_Uses]) -> l
     asks_for_all = request.topics is None or (not request.topics and context.api_version == 0)
     try:
         if asks_for_all:
-            return [_found(topic) for topic in await context.parts.topics.all()]
+            topics = await context.parts.topics.all()
+            names = (topic.name for topic in topics)
+            visible = permitted(Operation.DESCRIBE, TOPIC, names, context, log=False)
+            return [_found(topic) for topic in topics if topic.name in visible]
         return await _asked_topics(request, context)
     except ADMINISTRATION_ERRORS as error:
         if asks_for_all:
@@ -302,23 +311,37 @@ async def _asked_topics(request: MetadataRequest, context: RequestContext[_Uses]
     # An id counts before a name: Java's consumer sends an empty name with it.
     ids = {TopicId(topic_id) for topic in asked if (topic_id := topic.topic_id) is not None}
     names = {topic.name for topic in asked if topic.name is not None and topic.topic_id is None}
-    by_name = await topics.by_name(names) if names else {}
+    visible = permitted(Operation.DESCRIBE, TOPIC, names, context)
+    by_name = await topics.by_name(visible) if visible else {}
     by_id = await topics.by_id(ids) if ids else {}
     may_create = context.settings.auto_create_topics and request.allow_auto_topic_creation
     found = []
     for name in names:
-        if name in by_name:
+        if name not in visible:
+            found.append(_refused(name, None, context))
+        elif name in by_name:
             found.append(_found(by_name[name]))
+        elif may_create and not _is_creatable(name, context):
+            found.append(_refused(name, None, context))
         elif may_create:
             found.append(await _created(name, context))
         else:
             found.append(_missing(ErrorCode.unknown_topic_or_partition, name, None, context))
     for topic_id in ids:
-        if topic_id in by_id:
+        topic = by_id.get(topic_id)
+        if topic is not None and not may(Operation.DESCRIBE, TOPIC, topic.name, context):
+            found.append(_refused(None, topic_id, context))
+        elif topic_id in by_id:
             found.append(_found(by_id[topic_id]))
         else:
             found.append(_missing(ErrorCode.unknown_topic_id, None, topic_id, context))
     return found
+
+
+def _is_creatable(name: str, context: RequestContext[_Uses]) -> bool:
+    return is_silently_allowed(Operation.CREATE, CLUSTER, CLUSTER_NAME, context) or may(
+        Operation.CREATE, TOPIC, name, context
+    )
 
 
 async def _created(name: TopicName, context: RequestContext[_Uses]) -> _Found:
@@ -344,6 +367,11 @@ def _missing(
     if name is None and context.api_version < _FIRST_VERSION_WITHOUT_NAMES:
         name = TopicName("")
     return _Found(said=MetadataResponseTopic(error_code=code, name=name, topic_id=topic_id, partitions=()))
+
+
+def _refused(name: TopicName | None, topic_id: UUID | None, context: RequestContext[_Uses]) -> _Found:
+    found = _missing(ErrorCode.topic_authorization_failed, name, topic_id, context)
+    return replace(found, is_refused=True)
 
 
 def _found(topic: Topic) -> _Found:

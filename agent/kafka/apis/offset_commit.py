@@ -17,15 +17,17 @@ from kio.schema.offset_commit.v10.request import OffsetCommitRequestPartition
 from kio.schema.offset_commit.v10.response import OffsetCommitResponse, OffsetCommitResponsePartition
 from kio.schema.types import TopicName
 
-from agent.error_codes import commit_code
+from agent.error_codes import commit_code, group_code
 from agent.groups.events import GroupFault
 from agent.groups.offsets.group_offsets import Committing
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorization import GROUP, TOPIC, may, permitted
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import topics_named
 from agent.kafka.uses import UsesCoordinator, UsesGroupOffsets, UsesGroupSettings, UsesTopics
 from sequencer.database.database import SequencerUnavailable
 from sequencer.groups.committed_offsets import CommittedOffset, PartitionKey
+from sequencer.security.acl import Operation
 from sequencer.topics.topics import Topic
 from storage.identifiers import Offset, Partition
 
@@ -69,6 +71,9 @@ class _Topic:
 
 
 async def handle(request: OffsetCommitRequest, context: RequestContext[_Uses]) -> OffsetCommitResponse:
+    if not may(Operation.READ, GROUP, request.group_id, context):
+        code = group_code(GroupFault.NOT_AUTHORIZED)
+        return _respond(request, [[code] * len(one.partitions) for one in request.topics])
     try:
         topics = await topics_named(request.topics, context, by_id=context.api_version >= _FIRST_BY_TOPIC_ID)
     except SequencerUnavailable as error:
@@ -76,9 +81,16 @@ async def handle(request: OffsetCommitRequest, context: RequestContext[_Uses]) -
         return _respond(
             request, [[ErrorCode.coordinator_not_available] * len(one.partitions) for one in request.topics]
         )
-    judged = [
-        [_judge(partition, topic, context) for partition in asked.partitions]
+    names = [
+        asked.name or ("" if topic is None else topic.name)
         for asked, topic in zip(request.topics, topics, strict=True)
+    ]
+    readable = permitted(Operation.READ, TOPIC, filter(None, names), context)
+    judged: list[list[_Judged]] = [
+        [_judge(partition, topic, context) for partition in asked.partitions]
+        if not name or name in readable
+        else [ErrorCode.topic_authorization_failed] * len(asked.partitions)
+        for asked, topic, name in zip(request.topics, topics, names, strict=True)
     ]
     offsets = [one for topic in judged for one in topic if not isinstance(one, ErrorCode)]
     fault = await _commit(request, offsets, context) if offsets else None

@@ -22,10 +22,12 @@ from agent.error_codes import group_code
 from agent.groups.coordinator.running_group import RunningGroup
 from agent.groups.events import GroupFault
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorization import GROUP, TOPIC, may, permitted
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesCoordinator, UsesGroupOffsets, UsesTopics
 from sequencer.database.database import SequencerUnavailable
 from sequencer.groups.committed_offsets import PartitionKey
+from sequencer.security.acl import Operation
 from sequencer.topics.topics import Topic
 from storage.identifiers import Partition
 
@@ -40,6 +42,8 @@ _Judged = PartitionKey | ErrorCode
 
 
 async def handle(request: OffsetDeleteRequest, context: RequestContext[_Uses]) -> OffsetDeleteResponse:
+    if not may(Operation.DELETE, GROUP, request.group_id, context):
+        return _refused(GroupFault.NOT_AUTHORIZED)
     running = await context.parts.coordinator.group(request.group_id)
     if isinstance(running, GroupFault):
         return _refused(running)
@@ -51,11 +55,14 @@ async def handle(request: OffsetDeleteRequest, context: RequestContext[_Uses]) -
     except SequencerUnavailable as error:
         log.warning("offsets cannot be deleted", extra={"group": request.group_id, "error": str(error)})
         return _refused(GroupFault.COORDINATOR_UNAVAILABLE)
-    judged = [
+    readable = permitted(Operation.READ, TOPIC, (asked.name for asked in request.topics), context)
+    judged: list[list[_Judged]] = [
         [
             _judge(partition.partition_index, asked, topics.get(asked.name), running)
             for partition in asked.partitions
         ]
+        if asked.name in readable
+        else [ErrorCode.topic_authorization_failed] * len(asked.partitions)
         for asked in request.topics
     ]
     keys = {one for topic in judged for one in topic if not isinstance(one, ErrorCode)}

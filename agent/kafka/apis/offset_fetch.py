@@ -27,11 +27,13 @@ from agent.error_codes import fetch_code
 from agent.groups.events import GroupFault
 from agent.groups.offsets.group_offsets import Fetching
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorization import GROUP, TOPIC, may, permitted
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import topics_named
 from agent.kafka.uses import UsesGroupOffsets, UsesTopics
 from sequencer.database.database import SequencerUnavailable
 from sequencer.groups.committed_offsets import NOT_COMMITTED, CommittedOffset, PartitionKey
+from sequencer.security.acl import Operation
 from sequencer.topics.topics import Topic
 from storage.identifiers import Partition, TopicId
 
@@ -104,7 +106,13 @@ async def handle(
     request: OffsetFetchRequest, context: RequestContext[_Uses]
 ) -> OffsetFetchResponse | _OneGroup:
     asked = request.groups if context.api_version >= _FIRST_OF_MANY_GROUPS else (request,)
-    groups = await _answers(asked, context, require_stable=request.require_stable)
+    may_read = [may(Operation.DESCRIBE, GROUP, group.group_id, context) for group in asked]
+    permitted_groups = [group for group, is_allowed in zip(asked, may_read, strict=True) if is_allowed]
+    answers = iter(await _answers(permitted_groups, context, require_stable=request.require_stable))
+    groups = [
+        next(answers) if is_allowed else _refused(group, GroupFault.NOT_AUTHORIZED, context)
+        for group, is_allowed in zip(asked, may_read, strict=True)
+    ]
     if context.api_version >= _FIRST_OF_MANY_GROUPS:
         return OffsetFetchResponse(throttle_time=NO_THROTTLE, groups=tuple(groups))
     group = groups[0]
@@ -196,26 +204,32 @@ def _topics(
         return _partition(key[1], found.get(key, NOT_COMMITTED))
 
     if group.topics is None:
+        names = {topic.name for topic in by_id.values()}
+        visible = permitted(Operation.DESCRIBE, TOPIC, names, context, log=False)
         committed: dict[TopicId, list[OffsetFetchResponsePartitions]] = {}
         for key in sorted({*found, *pending}):
             committed.setdefault(key[0], []).append(one(key))
         return tuple(
             _Topic(name=TopicName(by_id[topic_id].name), topic_id=topic_id, partitions=tuple(partitions))
             for topic_id, partitions in committed.items()
-            if topic_id in by_id
+            if topic_id in by_id and by_id[topic_id].name in visible
         )
+    asked_names = [asked.name or ("" if topic is None else topic.name) for asked, topic in group.topics]
+    visible = permitted(Operation.DESCRIBE, TOPIC, filter(None, asked_names), context)
     missing = ErrorCode.unknown_topic_id if context.api_version >= _FIRST_BY_TOPIC_ID else ErrorCode.none
     return tuple(
         _asked_topic(
             asked,
             [
-                _partition(partition, NOT_COMMITTED, missing)
+                _partition(partition, NOT_COMMITTED, ErrorCode.topic_authorization_failed)
+                if name and name not in visible
+                else _partition(partition, NOT_COMMITTED, missing)
                 if topic is None
                 else one((topic.topic_id, Partition(partition)))
                 for partition in asked.partition_indexes
             ],
         )
-        for asked, topic in group.topics
+        for (asked, topic), name in zip(group.topics, asked_names, strict=True)
     )
 
 

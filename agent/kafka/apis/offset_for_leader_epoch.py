@@ -5,7 +5,7 @@ none (-1). The sequencer always answers, never a cache. Refused: a current leade
 (FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from kio.schema.errors import ErrorCode
@@ -22,12 +22,14 @@ from kio.static.primitive import i32, i64
 
 from agent.error_codes import read_failure_code
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorization import CLUSTER, TOPIC, is_silently_allowed, permitted
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.current_leaders import NO_EPOCH, OUR_EPOCH, epoch_failure
 from agent.kafka.uses import UsesMembership, UsesSequencer, UsesTopics
 from agent.read_path.read_decisions import ReadFailure
 from sequencer.commits.coordinates import PartitionBounds, PartitionKey
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.security.acl import CLUSTER_NAME, Operation
 from storage.identifiers import NO_OFFSET, Partition, TopicId
 
 
@@ -38,11 +40,16 @@ class _Uses(UsesMembership, UsesSequencer, UsesTopics, Protocol):
 async def handle(
     request: OffsetForLeaderEpochRequest, context: RequestContext[_Uses]
 ) -> OffsetForLeaderEpochResponse:
+    names = frozenset(topic.topic for topic in request.topics)
+    if is_silently_allowed(Operation.CLUSTER_ACTION, CLUSTER, CLUSTER_NAME, context):
+        allowed: Collection[str] = names
+    else:
+        allowed = permitted(Operation.DESCRIBE, TOPIC, names, context)
     failure: ReadFailure | None = None
     topic_ids: dict[str, TopicId] = {}
     bounds: Mapping[PartitionKey, PartitionBounds] = {}
     try:
-        topics = await context.parts.topics.by_name([topic.topic for topic in request.topics])
+        topics = await context.parts.topics.by_name(allowed)
         topic_ids = {name: topic.topic_id for name, topic in topics.items()}
         bounds = await context.parts.sequencer.coordinates.bounds(
             [
@@ -62,7 +69,13 @@ async def handle(
             OffsetForLeaderTopicResult(
                 topic=topic.topic,
                 partitions=tuple(
-                    _end(asked, topic_ids.get(topic.topic), bounds, failure) for asked in topic.partitions
+                    _end(
+                        asked,
+                        topic_ids.get(topic.topic),
+                        bounds,
+                        failure if topic.topic in allowed else ReadFailure.NOT_AUTHORIZED,
+                    )
+                    for asked in topic.partitions
                 ),
             )
             for topic in request.topics

@@ -34,10 +34,12 @@ from agent.groups.events import (
 from agent.groups.streams.topology import InternalTopic
 from agent.groups.streams.topology import Subtopology as KnownSubtopology
 from agent.kafka.api import NO_THROTTLE
-from agent.kafka.configs.authorized_operations import GROUP_OPERATIONS, reported_operations
+from agent.kafka.authorization import GROUP, TOPIC, is_restricted, permitted
+from agent.kafka.configs.authorized_operations import authorized_operations
 from agent.kafka.context import RequestContext
-from agent.kafka.group_requests import Described, described_groups
+from agent.kafka.group_requests import HIDES_TOPICS, Described, described_groups
 from agent.kafka.uses import UsesCoordinator
+from sequencer.security.acl import Operation
 
 _ANY_REPLICATION: Final = i16(0)
 
@@ -45,15 +47,27 @@ _ANY_REPLICATION: Final = i16(0)
 async def handle(
     request: StreamsGroupDescribeRequest, context: RequestContext[UsesCoordinator]
 ) -> StreamsGroupDescribeResponse:
-    operations = reported_operations(GROUP_OPERATIONS, asked=request.include_authorized_operations)
     described = await described_groups(request.group_ids, context, "streams")
     return StreamsGroupDescribeResponse(
         throttle_time=NO_THROTTLE,
         groups=tuple(
-            _group(group_id, one, operations)
+            _group(
+                group_id,
+                _visible(one, context),
+                authorized_operations(GROUP, group_id, context, asked=request.include_authorized_operations),
+            )
             for group_id, one in zip(request.group_ids, described, strict=True)
         ),
     )
+
+
+def _visible(group: Described, context: RequestContext[UsesCoordinator]) -> Described:
+    if not isinstance(group, GroupDescription) or not is_restricted(context):
+        return group
+    assert group.streams is not None
+    topology = group.streams.topology
+    names = frozenset[str]() if topology is None else topology.topics
+    return group if len(permitted(Operation.DESCRIBE, TOPIC, names, context)) == len(names) else HIDES_TOPICS
 
 
 def _group(group_id: str, described: Described, operations: i32) -> DescribedGroup:

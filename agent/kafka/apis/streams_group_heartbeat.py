@@ -7,6 +7,7 @@ by regular expressions are refused. Task offsets are read and not used: there ar
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Final, Protocol
 
 from kio.schema.streams_group_heartbeat.v0.request import (
@@ -56,10 +57,20 @@ from agent.groups.streams.topology import (
     topology_of,
 )
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorization import (
+    CLUSTER,
+    GROUP,
+    TOPIC,
+    is_restricted,
+    is_silently_allowed,
+    may,
+    permitted,
+)
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import client_host, client_id, duration, milliseconds
 from agent.kafka.uses import UsesCoordinator, UsesGroupSettings
 from sequencer.groups.groups import can_be_id
+from sequencer.security.acl import CLUSTER_NAME, Operation
 from storage.identifiers import Partition
 
 
@@ -86,6 +97,11 @@ async def handle(
         topology = None if request.topology is None else _topology(request.topology, context)
     except InvalidTopology as error:
         return _respond(StreamsHeartbeatAnswer(fault=GroupFault.INVALID_TOPOLOGY, message=str(error)))
+    if not may(Operation.READ, GROUP, request.group_id, context):
+        return _respond(StreamsHeartbeatAnswer(fault=GroupFault.NOT_AUTHORIZED))
+    names = frozenset[str]() if topology is None else topology.topics
+    if len(permitted(Operation.DESCRIBE, TOPIC, names, context)) < len(names):
+        return _respond(StreamsHeartbeatAnswer(fault=GroupFault.TOPIC_NOT_AUTHORIZED))
     endpoint = request.user_endpoint
     tags = request.client_tags
     event = StreamsHeartbeat(
@@ -103,6 +119,7 @@ async def handle(
         owned=_owned(request),
         endpoint_epoch=request.endpoint_information_epoch,
         asks_for_shutdown=request.shutdown_application,
+        may_create=partial(_may_create, context=context) if is_restricted(context) else None,
     )
     answer = await context.parts.coordinator.ask(
         request.group_id, event, StreamsHeartbeatAnswer, create=request.member_epoch == _JOINS
@@ -112,6 +129,12 @@ async def handle(
     elif isinstance(answer, GroupFault):
         answer = StreamsHeartbeatAnswer(fault=answer)
     return _respond(answer)
+
+
+def _may_create(name: str, context: RequestContext[_Uses]) -> bool:
+    return is_silently_allowed(Operation.CREATE, CLUSTER, CLUSTER_NAME, context) or may(
+        Operation.CREATE, TOPIC, name, context
+    )
 
 
 # --- what can be judged without the group

@@ -11,8 +11,10 @@ from kio.schema.sync_group.v5.response import SyncGroupResponse
 from agent.error_codes import sync_code
 from agent.groups.events import GroupFault, Sync, SyncAnswer
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorization import GROUP, may
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesCoordinator
+from sequencer.security.acl import Operation
 
 _FIRST_WITH_PROTOCOL: Final = 5
 
@@ -33,6 +35,8 @@ async def handle(request: SyncGroupRequest, context: RequestContext[UsesCoordina
 async def _answer(
     request: SyncGroupRequest, context: RequestContext[UsesCoordinator]
 ) -> SyncAnswer | GroupFault:
+    if not may(Operation.READ, GROUP, request.group_id, context):
+        return GroupFault.NOT_AUTHORIZED
     has_protocol = request.protocol_type is not None and request.protocol_name is not None
     if context.api_version >= _FIRST_WITH_PROTOCOL and not has_protocol:
         return GroupFault.INCONSISTENT_PROTOCOL

@@ -22,11 +22,13 @@ from kio.schema.txn_offset_commit.v5.response import (
 from agent.error_codes import PENDING_OFFSETS_CODES, commit_code
 from agent.groups.events import GroupFault
 from agent.kafka.api import NO_THROTTLE
+from agent.kafka.authorization import GROUP, TOPIC, TRANSACTIONAL_ID, may, permitted
 from agent.kafka.context import RequestContext
 from agent.kafka.transactions import AWAY, can_be_transactional_id, producer_of
 from agent.kafka.uses import UsesCoordinator, UsesGroupSettings, UsesSequencer, UsesTopics
 from sequencer.commits.transactions import OffsetVerdict
 from sequencer.groups.committed_offsets import CommittedOffset, OffsetCommit, PartitionKey
+from sequencer.security.acl import Operation
 from sequencer.topics.topics import Topic
 from storage.identifiers import Offset, Partition
 
@@ -42,16 +44,37 @@ _Judged = tuple[PartitionKey, CommittedOffset] | ErrorCode
 
 
 async def handle(request: TxnOffsetCommitRequest, context: RequestContext[_Uses]) -> TxnOffsetCommitResponse:
+    refused = _refusal(request, context)
+    if refused is not None:
+        return _respond(request, [[refused] * len(topic.partitions) for topic in request.topics], refused)
+    readable = permitted(Operation.READ, TOPIC, (topic.name for topic in request.topics), context)
     try:
         topics = await context.parts.topics.by_name({topic.name for topic in request.topics})
-        judged = [
+        judged: list[list[_Judged]] = [
             [_judge(partition, topics.get(topic.name), context) for partition in topic.partitions]
+            if topic.name in readable
+            else [ErrorCode.topic_authorization_failed] * len(topic.partitions)
             for topic in request.topics
         ]
         offsets = [one for of_topic in judged for one in of_topic if not isinstance(one, ErrorCode)]
         code = await _commit(request, offsets, context) if offsets else ErrorCode.none
     except AWAY:
         code, judged = ErrorCode.coordinator_not_available, []
+    return _respond(request, judged, code)
+
+
+def _refusal(request: TxnOffsetCommitRequest, context: RequestContext[_Uses]) -> ErrorCode | None:
+    if not may(Operation.WRITE, TRANSACTIONAL_ID, request.transactional_id, context):
+        return ErrorCode.transactional_id_authorization_failed
+    if not may(Operation.READ, GROUP, request.group_id, context):
+        return ErrorCode.group_authorization_failed
+    return None
+
+
+def _respond(
+    request: TxnOffsetCommitRequest, judged: Sequence[Sequence[_Judged]], code: ErrorCode
+) -> TxnOffsetCommitResponse:
+    """`code`: of the partitions that were accepted, and of all if none was judged."""
     return TxnOffsetCommitResponse(
         throttle_time=NO_THROTTLE,
         topics=tuple(

@@ -16,10 +16,12 @@ from kio.schema.write_txn_markers.v1.response import (
     WriteTxnMarkersResponse,
 )
 
+from agent.kafka.authorization import CLUSTER, is_silently_allowed, may_on_cluster
 from agent.kafka.context import RequestContext
 from agent.kafka.transactions import AWAY
 from agent.kafka.uses import UsesReads, UsesSequencer
 from sequencer.commits.transactions import EndCause, Ended
+from sequencer.security.acl import CLUSTER_NAME, Operation
 from storage.identifiers import ProducerId
 
 
@@ -28,8 +30,14 @@ class _Uses(UsesSequencer, UsesReads, Protocol):
 
 
 async def handle(request: WriteTxnMarkersRequest, context: RequestContext[_Uses]) -> WriteTxnMarkersResponse:
+    is_allowed = is_silently_allowed(Operation.ALTER, CLUSTER, CLUSTER_NAME, context) or may_on_cluster(
+        Operation.CLUSTER_ACTION, context
+    )
     results = []
     for marker in request.markers:
+        if not is_allowed:
+            results.append(_result(marker, ErrorCode.cluster_authorization_failed))
+            continue
         try:
             code = await _end(marker, context)
         except AWAY:

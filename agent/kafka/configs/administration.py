@@ -10,10 +10,12 @@ from typing import Protocol, TypeVar
 from kio.schema.errors import ErrorCode
 
 from agent.error_codes import AdministrationRefused
+from agent.kafka.authorization import GROUP, TOPIC, may, may_on_cluster
 from agent.kafka.configs.config_entries import GROUP_RESOURCE, TOPIC_RESOURCE
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesSequencer, UsesTopics
 from sequencer.groups.groups import can_be_id
+from sequencer.security.acl import Operation
 
 
 class UsesResources(UsesSequencer, UsesTopics, Protocol):
@@ -41,6 +43,20 @@ async def configs_of(
         **{(TOPIC_RESOURCE, name): topic.config for name, topic in topics.items()},
         **{(GROUP_RESOURCE, group_id): config for group_id, config in groups.items()},
     }
+
+
+def check_config_access(
+    operation: Operation, resource_type: int, name: str, context: RequestContext[object]
+) -> None:
+    """Raises AdministrationRefused if the client may not describe or alter the configs of a resource."""
+    if resource_type == TOPIC_RESOURCE:
+        if not may(operation, TOPIC, name, context):
+            raise AdministrationRefused(ErrorCode.topic_authorization_failed, "Topic authorization failed.")
+    elif resource_type == GROUP_RESOURCE:
+        if not may(operation, GROUP, name, context):
+            raise AdministrationRefused(ErrorCode.group_authorization_failed, "Group authorization failed.")
+    elif not may_on_cluster(operation, context):
+        raise AdministrationRefused(ErrorCode.cluster_authorization_failed, "Cluster authorization failed.")
 
 
 def check_group_name(name: str) -> None:

@@ -12,14 +12,16 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
+from agent.security.principal import Principal
 from cache_ring.peers.page_protocol import ProtocolViolation
 from storage.identifiers import NodeId
 
 PREFACE: Final = b"TIDELOG KAFKA 1\n"
 ACCEPTED: Final = b"\x06"
 HELLO_LENGTH_BYTES: Final = 2
-_HEAD: Final = struct.Struct(">iHH")
+_HEAD: Final = struct.Struct(">iHHH")
 _LONGEST_TEXT: Final = 255
+_LONGEST_PRINCIPAL: Final = 32_768
 
 
 class BadHello(ProtocolViolation):
@@ -29,29 +31,43 @@ class BadHello(ProtocolViolation):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
     """`client` is the address of the client whose requests follow, `host:port`. `node_id` is the agent that
-    the client came to, `zone` that agent's zone.
+    the client came to, `zone` that agent's zone. `principal` is who the client is: the other agent believes
+    it, because agents have proven themselves to each other.
     """
 
     node_id: NodeId
     zone: str
     client: str
+    principal: Principal
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """Returns the hello with its length in front."""
+    """Returns the hello with its length in front. Raises BadHello if the principal's name is too long: a part
+    of it is another principal.
+    """
     zone, client = (_cut(text) for text in (hello.zone, hello.client))
-    body = _HEAD.pack(hello.node_id, len(zone), len(client)) + zone + client
+    principal = str(hello.principal).encode()
+    if len(principal) > _LONGEST_PRINCIPAL:
+        raise BadHello(f"a principal of {len(principal)} bytes cannot be passed on")
+    body = _HEAD.pack(hello.node_id, len(zone), len(client), len(principal)) + zone + client + principal
     return len(body).to_bytes(HELLO_LENGTH_BYTES, "big") + body
 
 
 def decode_hello(body: bytes) -> Hello:
     """Reads a hello without its length. Raises BadHello."""
     try:
-        node_id, zone_length, client_length = _HEAD.unpack_from(body)
-        zone, client = body[_HEAD.size : _HEAD.size + zone_length], body[_HEAD.size + zone_length :]
-        if len(zone) != zone_length or len(client) != client_length:
+        node_id, *lengths = _HEAD.unpack_from(body)
+        if len(body) != _HEAD.size + sum(lengths):
             raise BadHello("the lengths in a hello do not fit its own")
-        return Hello(node_id=NodeId(node_id), zone=zone.decode(), client=client.decode())
+        texts, start = [], _HEAD.size
+        for length in lengths:
+            texts.append(body[start : start + length].decode())
+            start += length
+        zone, client, principal = texts
+        kind, colon, name = principal.partition(":")
+        if not colon:
+            raise BadHello("a hello without a principal")
+        return Hello(node_id=NodeId(node_id), zone=zone, client=client, principal=Principal(name, kind))
     except (struct.error, UnicodeDecodeError) as error:
         raise BadHello(f"a hello that cannot be read: {error}") from error
 

@@ -358,7 +358,12 @@ class ConnectionForwards:
             context.turn.done()  # requests leave on a link in the order in which they came
         try:
             response = await link.ask(
-                Hello(node_id=self._node_id(), zone=forwarding.settings.zone, client=self._state.peer),
+                Hello(
+                    node_id=self._node_id(),
+                    zone=forwarding.settings.zone,
+                    client=self._state.peer,
+                    principal=self._state.principal,
+                ),
                 frame,
                 takes_long=takes_long,
                 connect_timeout_s=forwarding.settings.forward_connect_timeout_s,

@@ -106,11 +106,14 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._on_open = on_open
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self.state = ConnectionState(connection_id=connection_id, peer="?")
+        self.state = ConnectionState(
+            connection_id=connection_id, peer="?", authorizer=shared.parts.authorizer
+        )
         self._forwards: ConnectionForwards | None = None
         if forwarded is not None:
             self.state.peer, self.state.zone = forwarded.client, forwarded.zone
             self.state.forwarded_by = forwarded.node_id
+            self.state.principal = forwarded.principal
         elif shared.forwarding is not None:
             self._forwards = shared.forwarding.of_connection(self.state)
         self._transport: asyncio.Transport | None = None

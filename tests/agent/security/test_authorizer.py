@@ -1,6 +1,7 @@
 """The authorizer against its promises, and against Kafka's own StandardAuthorizer."""
 
 import random
+import time
 
 import pytest
 
@@ -51,7 +52,7 @@ def _acl(
 
 
 def _authorizer(*acls: Acl, **settings: object) -> Authorizer:
-    authorizer = Authorizer(AuthorizationSettings.model_validate({"authorizer": True, **settings}))
+    authorizer = Authorizer(AuthorizationSettings.model_validate({"authorizer": True, **settings}), time.monotonic)
     authorizer.index = AclIndex().with_changes(acls, ())
     return authorizer
 
@@ -60,7 +61,8 @@ def test_nothing_is_allowed_before_the_first_snapshot_except_to_super_users() ->
     authorizer = Authorizer(
         AuthorizationSettings(
             authorizer=True, super_users="User:root ; User:other", allow_everyone_if_no_acl_found=True
-        )
+        ),
+        time.monotonic,
     )
 
     rights = authorizer.rights(_ALICE, _HOST)
@@ -73,7 +75,7 @@ def test_nothing_is_allowed_before_the_first_snapshot_except_to_super_users() ->
 
 
 def test_everything_is_allowed_without_an_authorizer() -> None:
-    rights = Authorizer(AuthorizationSettings()).rights(ANONYMOUS, _HOST)
+    rights = Authorizer(AuthorizationSettings(), time.monotonic).rights(ANONYMOUS, _HOST)
 
     assert rights.is_unrestricted
     assert rights.operations(ResourceType.TOPIC, "orders") == EVERY_OPERATION
@@ -121,6 +123,14 @@ def test_rights_of_one_client_are_shared_and_end_with_their_last_user() -> None:
 
     del rights
     assert not authorizer._rights
+
+
+def test_an_ipv6_address_matches_acls_in_both_of_its_usual_spellings() -> None:
+    for written in ("2001:db8::1", "2001:db8:0:0:0:0:0:1"):
+        rights = _authorizer(_acl(Operation.READ, host=written)).rights(_ALICE, "2001:db8::1")
+        assert rights.allows(Operation.READ, ResourceType.TOPIC, "orders")
+    mapped = _authorizer(_acl(Operation.READ, host="10.0.0.1")).rights(_ALICE, "::ffff:10.0.0.1")
+    assert mapped.allows(Operation.READ, ResourceType.TOPIC, "orders")
 
 
 def test_super_users_need_a_type() -> None:

@@ -4,8 +4,6 @@ import logging
 
 import pytest
 
-from agent.security.authorization_settings import AuthorizationSettings
-from agent.security.authorizer import Authorizer
 from agent.security.denials import Denials
 from agent.security.principal import Principal
 from sequencer.security.acl import Operation, ResourceType
@@ -15,12 +13,12 @@ def test_denials_past_the_rate_are_counted_in_the_next_line(caplog: pytest.LogCa
     caplog.set_level(logging.WARNING, "tidelog.audit")
     now_s = 0.0
     denials = Denials(2.0, lambda: now_s)
-    rights = Authorizer(AuthorizationSettings(authorizer=True)).rights(Principal("eve"), "10.0.0.9")
+    eve = (Principal("eve"), "10.0.0.9")
 
     for _ in range(100):
-        denials.note(rights, "Produce", Operation.WRITE, ResourceType.TOPIC, "x" * 1_000)
+        denials.note(*eve, "Produce", Operation.WRITE, ResourceType.TOPIC, "x" * 1_000)
     now_s = 0.5
-    denials.note(rights, "Fetch", Operation.READ, ResourceType.TOPIC, "orders")
+    denials.note(*eve, "Fetch", Operation.READ, ResourceType.TOPIC, "orders")
 
     assert [vars(record)["left_out_before"] for record in caplog.records] == [0, 0, 98]
     last = vars(caplog.records[-1])

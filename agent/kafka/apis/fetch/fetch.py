@@ -23,6 +23,7 @@ from agent.kafka.apis.fetch.fetch_response import (
     write_response,
     write_tagged_response,
 )
+from agent.kafka.authorization import TOPIC, is_restricted, permitted
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.current_leaders import (
     NO_EPOCH,
@@ -43,6 +44,7 @@ from agent.read_path.fetch_answer import PartitionResult
 from agent.read_path.read_decisions import FetchPlan, PartitionPlan, ReadFailure
 from cache_ring.ring.membership import Membership
 from sequencer.database.database import SequencerUnavailable
+from sequencer.security.acl import Operation
 from sequencer.topics.topics import Topic
 from storage.identifiers import NodeId, Offset, Partition, TopicId
 
@@ -95,9 +97,12 @@ async def plan_request(request: FetchRequest, context: RequestContext[UsesFetchP
         failure = ReadFailure.UNAVAILABLE
     planner = _Planner(request, context)
     partitions: list[PartitionPlan] = []
-    for asked in request.topics:
+    refused = await _unreadable(request, context) if is_restricted(context) else dict[int, ReadFailure]()
+    for place, asked in enumerate(request.topics):
         topic_id = _topic_id(asked, topics, context.api_version)
-        if topic_id is None:
+        if place in refused:
+            partitions += _all_fail(asked.partitions, refused[place])
+        elif topic_id is None:
             partitions += _all_fail(asked.partitions, failure or ReadFailure.UNKNOWN_TOPIC)
         else:
             partitions += planner.topic(reads.coordinates.interned(topic_id), asked.partitions)
@@ -114,6 +119,30 @@ async def _find_topics(request: FetchRequest, context: RequestContext[UsesFetchP
     if context.api_version >= FIRST_VERSION_WITH_TOPIC_IDS:
         return {}
     return await context.parts.topics.by_name([topic.topic for topic in request.topics])
+
+
+async def _unreadable(
+    request: FetchRequest, context: RequestContext[UsesFetchPlan]
+) -> Mapping[int, ReadFailure]:
+    """Returns the places of the request's topics that the client may not read, and why."""
+    names: Sequence[str | None] = [asked.topic for asked in request.topics]
+    missing = ReadFailure.UNKNOWN_TOPIC
+    if context.api_version >= FIRST_VERSION_WITH_TOPIC_IDS:
+        ids = [asked.topic_id for asked in request.topics]
+        found: Mapping[TopicId, Topic] = {}
+        try:
+            found = await context.parts.topics.by_id({topic_id for topic_id in ids if topic_id is not None})
+        except SequencerUnavailable:
+            missing = ReadFailure.UNAVAILABLE
+        names = [
+            None if topic_id is None or topic_id not in found else found[topic_id].name for topic_id in ids
+        ]
+    readable = permitted(Operation.READ, TOPIC, [name for name in names if name is not None], context)
+    return {
+        place: missing if name is None else ReadFailure.NOT_AUTHORIZED
+        for place, name in enumerate(names)
+        if name is None or name not in readable
+    }
 
 
 def _topic_id(asked: FetchedTopic, topics: dict[str, Topic], version: int) -> TopicId | None:

@@ -9,7 +9,7 @@ transactional batches without a transactional id; batches of format v0 and v1; a
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Final, Protocol
@@ -36,6 +36,8 @@ from agent.kafka.apis.produce.produce_bytes import (
     encode,
     read_request,
 )
+from agent.kafka.authorization import TOPIC as TOPIC_RESOURCE
+from agent.kafka.authorization import TRANSACTIONAL_ID, is_restricted, may, permitted
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.current_leaders import node_endpoints
 from agent.kafka.transport.vectored import Encoded
@@ -44,6 +46,7 @@ from agent.settings import AgentSettings
 from agent.write_path.appended_batches import Appended
 from agent.write_path.outcomes import Unassigned, WriteFailed, WriteFailure
 from sequencer.database.database import SequencerUnavailable
+from sequencer.security.acl import Operation
 from sequencer.topics.topics import Topic
 from storage.batches.batch_validation import NO_TIMESTAMP_MS
 from storage.batches.produced_batches import compressed
@@ -88,7 +91,7 @@ def begin(request: ProduceRequest, context: RequestContext[_Uses], respond: Resp
         return False
     named, [(start, end)] = request.topics[0], request.records
     topic = context.parts.topics.known(named.name if named.topic_id is None else TopicId(named.topic_id))
-    if topic is None or not named.partitions:
+    if topic is None or not named.partitions or not _is_allowed(request, topic, context):
         return False
     accepted = accept_lone(topic, named.partitions[0], request.frame[start:end], context)
     if accepted is None or not _fits_transaction(accepted, request, context):
@@ -106,7 +109,7 @@ def begin(request: ProduceRequest, context: RequestContext[_Uses], respond: Resp
 
 
 async def handle(request: ProduceRequest, context: RequestContext[_Uses]) -> Encoded | None:
-    verdict = _refusal(request)
+    verdict = _refusal(request) or _transaction_refusal(request, context)
     if verdict is None:
         try:
             results = await _write(await _accept(request, context), request, context)
@@ -143,6 +146,43 @@ def _refusal(request: ProduceRequest) -> ProduceResult | None:
     return None
 
 
+def _is_allowed(request: ProduceRequest, topic: Topic, context: RequestContext[_Uses]) -> bool:
+    rights, transactional_id = context.connection.rights, request.transactional_id
+    return rights.is_unrestricted or (
+        rights.allows(Operation.WRITE, TOPIC_RESOURCE, topic.name)
+        and (transactional_id is None or rights.allows(Operation.WRITE, TRANSACTIONAL_ID, transactional_id))
+    )
+
+
+def _transaction_refusal(request: ProduceRequest, context: RequestContext[_Uses]) -> ProduceResult | None:
+    """As in Kafka, a transactional batch counts before any other fault of the request."""
+    transactional_id = request.transactional_id
+    if (
+        not is_restricted(context)
+        or transactional_id is None
+        or not any(map(request.is_transactional, range(len(request.records))))
+        or may(Operation.WRITE, TRANSACTIONAL_ID, transactional_id, context)
+    ):
+        return None
+    return ProduceResult(code=ErrorCode.transactional_id_authorization_failed)
+
+
+def _unauthorized(
+    request: ProduceRequest, topics: Sequence[Topic | None], context: RequestContext[_Uses]
+) -> Collection[int]:
+    """Returns the places of the topics that the client may not write, whether they exist or not. Ids of
+    topics that do not exist have no name to be checked.
+    """
+    by_id = context.api_version >= FIRST_VERSION_WITH_TOPIC_IDS
+    names = [
+        (None if topic is None else topic.name) if by_id else asked.name
+        for asked, topic in zip(request.topics, topics, strict=True)
+    ]
+    known = [name for name in names if name is not None]
+    writable = permitted(Operation.WRITE, TOPIC_RESOURCE, known, context)
+    return {place for place, name in enumerate(names) if name is not None and name not in writable}
+
+
 async def _accept(request: ProduceRequest, context: RequestContext[_Uses]) -> Accepted | ProduceResult:
     """Does everything that may wait: finds topics, checks batches. Returns one result for all if the request
     is refused. Raises ClientGone.
@@ -151,10 +191,14 @@ async def _accept(request: ProduceRequest, context: RequestContext[_Uses]) -> Ac
         topics = await _find_topics(request, context)
     except SequencerUnavailable as error:
         return ProduceResult(code=ErrorCode.not_enough_replicas, message=str(error))
+    unauthorized = _unauthorized(request, topics, context) if is_restricted(context) else ()
+    if unauthorized:
+        topics = [None if number in unauthorized else topic for number, topic in enumerate(topics)]
     frame, places = request.take_frame(), np.array(request.records, np.int64).reshape(-1, 2)
     asked = AskedBatches(
         frame=frame,
         topics=topics,
+        unauthorized=unauthorized,
         counts=[len(named.partitions) for named in request.topics],
         partitions=np.array(
             [partition for named in request.topics for partition in named.partitions], np.int64

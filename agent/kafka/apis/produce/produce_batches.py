@@ -47,6 +47,7 @@ class UsesChecks(UsesRouting, UsesChecking, UsesLoneCheck, Protocol):
 _TWICE = ProduceResult(
     code=ErrorCode.invalid_request, message="the request names the partition more than once"
 )
+_UNAUTHORIZED = ProduceResult(code=ErrorCode.topic_authorization_failed)
 _NO_ROOM = ProduceResult(
     code=ErrorCode.not_enough_replicas,
     message="there is no memory now for what the topic's compression.type makes of the batches: try again",
@@ -59,14 +60,15 @@ _PLAIN_IS_CHEAPER = 64
 class AskedBatches:
     """The batches of a request.
 
-    `topics` are the topics that it names, None for an unknown one. `counts` has the number of its partitions
-    for each topic. For each of all partitions, `partitions` (int64) has its number, `places` (int64, shape
+    `topics` are the topics that it names, None for an unknown one and for one of `unauthorized`, the places
+    of those that the client may not write. `counts` has the number of its partitions for each topic. For each of all partitions, `partitions` (int64) has its number, `places` (int64, shape
     (partitions, 2)) the start and the end of its bytes in the frame, and `are_compressed` (bool) whether
     these must be decompressed.
     """
 
     frame: memoryview
     topics: Sequence[Topic | None]
+    unauthorized: Collection[int]
     counts: Sequence[int]
     partitions: NDArray[np.int64]
     places: NDArray[np.int64]
@@ -170,10 +172,11 @@ def _misplaced(
     refusals: dict[int, ProduceResult] = {}
     twice = _named_twice(asked)
     end = 0
-    for topic, count in zip(asked.topics, asked.counts, strict=True):
+    for number, (topic, count) in enumerate(zip(asked.topics, asked.counts, strict=True)):
         start, end = end, end + count
         if topic is None:
-            refusals.update(dict.fromkeys(range(start, end), ProduceResult(code=unknown_topic)))
+            refusal = _UNAUTHORIZED if number in asked.unauthorized else ProduceResult(code=unknown_topic)
+            refusals.update(dict.fromkeys(range(start, end), refusal))
             continue
         partitions = asked.partitions[start:end].tolist()
         placed = {

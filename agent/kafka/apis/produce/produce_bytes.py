@@ -42,6 +42,11 @@ class ProducedTopic:
     partitions: tuple[int, ...]
 
 
+_ATTRIBUTES_AT: Final = 22
+"""The position of a batch's lower byte of attributes."""
+_TRANSACTIONAL: Final = 0x10
+
+
 @dataclass(slots=True, kw_only=True)
 class ProduceRequest:
     transactional_id: str | None
@@ -53,6 +58,11 @@ class ProduceRequest:
     `(0, 0)`.
     """
     frame: memoryview
+
+    def is_transactional(self, number: int) -> bool:
+        """Returns whether the first batch of a partition is, as far as its bytes say."""
+        start, end = self.records[number]
+        return end - start > _ATTRIBUTES_AT and bool(self.frame[start + _ATTRIBUTES_AT] & _TRANSACTIONAL)
 
     def take_frame(self) -> memoryview:
         """Hands the frame over, so that it lives only as long as its user needs it."""

@@ -14,6 +14,7 @@ from kio.schema.errors import ErrorCode
 
 from agent.groups.settings import GroupSettings
 from agent.kafka.forwarding.forward_protocol import ACCEPTED, PREFACE, Hello, encode_hello
+from agent.security.principal import ANONYMOUS
 from cache_ring.peers.peer_connection import open_peer_stream
 from cache_ring.ring.ring import Ring
 from sequencer.client import Sequencer
@@ -342,7 +343,7 @@ async def a_peer_stream(agent: Running) -> tuple[asyncio.StreamReader, asyncio.S
 async def forwarding_to(agent: Running) -> Wire:
     """A connection as another agent opens it. Raises IncompleteReadError if it is not accepted."""
     reader, writer = await a_peer_stream(agent)
-    writer.write(PREFACE + encode_hello(Hello(node_id=NodeId(99), zone="q", client="10.1.2.3:4")))
+    writer.write(PREFACE + encode_hello(Hello(node_id=NodeId(99), zone="q", client="10.1.2.3:4", principal=ANONYMOUS)))
     async with asyncio.timeout(60):
         assert await reader.readexactly(len(ACCEPTED)) == ACCEPTED
     return Wire(reader, writer)
