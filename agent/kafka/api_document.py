@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.kafka.api import Api
+from agent.kafka.authorization import CHECKS
 from agent.kafka.served import APIS, NOT_SERVED
 from sequencer.topics.topic_config import KNOWN_CONFIGS, REFUSED_CONFIGS
 
@@ -59,9 +60,30 @@ def document(apis: Iterable[Api]) -> str:
             "## What each does and refuses",
             "",
             *(line for api in in_order for line in _section(api)),
+            *_checks(in_order),
             *_configs(),
         ]
     )
+
+
+def _checks(apis: Iterable[Api]) -> list[str]:
+    lines = [
+        "## What each checks",
+        "",
+        *_wrapped(
+            "With an authorizer ([security.md](security.md)), a client needs these rights. The last column "
+            "says on what, and what happens without. ApiVersions and telemetry need none."
+        ),
+        "",
+        "| API | operation | resource | on what, and what a refusal means |",
+        "|---|---|---|---|",
+    ]
+    for api in apis:
+        lines += [
+            f"| {api.name} | {check.operation.name} | {check.resource_type.name} | {check.when} |"
+            for check in CHECKS[api.key]
+        ]
+    return [*lines, ""]
 
 
 def _configs() -> list[str]:

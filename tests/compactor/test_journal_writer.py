@@ -18,6 +18,7 @@ from sequencer.housekeeping.retention import TO_HIGH_WATERMARK
 from sequencer.journal.journal import CHECKPOINT_TABLES, FAMILIES, NOT_IN_THE_JOURNAL, Journal
 from sequencer.journal.loading import IN_TIME_PARTITIONS, KEYS
 from sequencer.journal.readings import JournalMoment, Mark, next_marks
+from sequencer.security.acl import AclFilter
 from sequencer.topics.topics import SQL as TOPICS_SQL
 from sequencer.topics.topics import Topic
 from storage.identifiers import NodeId, ObjectKey, Offset, Partition, TopicId
@@ -37,7 +38,7 @@ from tests.compactor.journal import (
     rebuilt,
     write_all,
 )
-from tests.sequencer.builders import ABatch, committed
+from tests.sequencer.builders import ABatch, an_acl, committed
 from tests.sequencer.builders import reserved as reserved_only
 from tests.sequencer.housekeeping.housekeeping import observed
 from tests.sequencer.races import commit_within
@@ -91,6 +92,8 @@ async def test_a_checkpoint_and_entries_make_an_empty_database_equal(
     )
     await sequencer.group_configs.alter("group", {"consumer.session.timeout.ms": "50000"})
     await sequencer.producers.new_producer_id()
+    await sequencer.acls.add([an_acl("orders"), an_acl("payments")], 10)
+    await sequencer.acls.remove([AclFilter(name="orders")], 10)
     await sequencer.topics.alter_config("orders", {"retention.ms": "1000"})
     await reserved(sequencer, [pending(orders)])
     await write_all(sequencer, writer)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from sequencer.client import Sequencer
 from sequencer.commits.commits import Committed, SegmentRefused, SegmentToCommit
+from sequencer.security.acl import Acl, Operation, PatternType, Permission, ResourceType
 from storage.identifiers import (
     NO_PRODUCER_ID,
     BytePosition,
@@ -82,3 +83,16 @@ async def committed(sequencer: Sequencer, batches: Sequence[ABatch]) -> Committe
 def accepted(answer: Committed | SegmentRefused) -> Committed:
     assert isinstance(answer, Committed), answer
     return answer
+
+
+def an_acl(name: str) -> Acl:
+    """Allows User:alice to read a topic."""
+    return Acl(
+        resource_type=ResourceType.TOPIC,
+        pattern_type=PatternType.LITERAL,
+        name=name,
+        principal="User:alice",
+        host="*",
+        operation=Operation.READ,
+        permission=Permission.ALLOW,
+    )

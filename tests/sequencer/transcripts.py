@@ -24,6 +24,7 @@ from tidelog.embedded.postgres import EmbeddedPostgres, EmbeddedPostgresSettings
 
 PLANS = Path(__file__).parent / "plans"
 CONCERNS = (
+    "acls",
     "agents",
     "committed_offsets",
     "coordinates",

@@ -9,11 +9,12 @@ import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.support.child import child, free_port, wait_until_open
 from tests.support.folder import FOLDER
+from tests.support.java import Java
 from tests.support.maven import retrieve
 
 VERSION = "4.1.0"
@@ -44,10 +45,14 @@ def jars() -> str:
 
 
 @contextmanager
-def apache_kafka(directory: Path, settings: Mapping[str, str]) -> Iterator[Broker]:
-    """A broker that is its own controller. It ends with the context. `settings` are server properties."""
-    classpath = jars()
-    port, controller_port = free_port(), free_port()
+def apache_kafka(
+    directory: Path, settings: Mapping[str, str], classpath: str = "", port: int = 0
+) -> Iterator[Broker]:
+    """A broker that is its own controller. It ends with the context. `settings` are server properties.
+    `classpath`: its jars and more. `port`: that `settings` name.
+    """
+    classpath = classpath or jars()
+    port, controller_port = port or free_port(), free_port()
     properties = {
         "process.roles": "broker,controller",
         "node.id": "1",
@@ -110,6 +115,29 @@ class ClusterBroker:
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
         self._running.close()
+
+
+@contextmanager
+def kafka_with_acls(directory: Path, java: Java) -> Iterator[tuple[str, str]]:
+    """A broker with the StandardAuthorizer. Yields the address at which clients are User:ANONYMOUS, and the
+    one at which they are User:admin, who may do everything.
+    """
+    classpath = replace(java, classpath=jars()).compiled(Path(__file__).with_name("ListenerPrincipals.java"))
+    port, inside_port, controller_port = free_port(), free_port(), free_port()
+    settings = {
+        "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
+        "listeners": f"PLAINTEXT://127.0.0.1:{port},INSIDE://127.0.0.1:{inside_port},"
+        f"CONTROLLER://127.0.0.1:{controller_port}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port},INSIDE://127.0.0.1:{inside_port}",
+        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,INSIDE:PLAINTEXT",
+        "inter.broker.listener.name": "INSIDE",
+        "principal.builder.class": "ListenerPrincipals",
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:admin",
+        "group.initial.rebalance.delay.ms": "0",
+    }
+    with apache_kafka(directory, settings, classpath.classpath, port):
+        yield f"127.0.0.1:{port}", f"127.0.0.1:{inside_port}"
 
 
 @contextmanager

@@ -44,10 +44,12 @@ async def handle(
     request: AlterPartitionReassignmentsRequest, context: RequestContext[_Uses]
 ) -> AlterPartitionReassignmentsResponse:
     code, message, topics = ErrorCode.none, None, {}
-    if not may_on_cluster(Operation.ALTER, context):
+    is_allowed = may_on_cluster(Operation.ALTER, context)
+    if not is_allowed:
         code, message = ErrorCode.cluster_authorization_failed, "Cluster authorization failed."
     try:
-        topics = await context.parts.topics.by_name([topic.name for topic in request.topics])
+        if is_allowed:
+            topics = await context.parts.topics.by_name([topic.name for topic in request.topics])
     except ADMINISTRATION_ERRORS as error:
         code, message = administration_code(error), str(error)
     return AlterPartitionReassignmentsResponse(
@@ -59,12 +61,17 @@ async def handle(
             ReassignableTopicResponse(
                 name=topic.name,
                 partitions=tuple(
-                    _answer(topics.get(topic.name), partition, context) for partition in topic.partitions
+                    _answer(topics.get(topic.name), partition, context)
+                    if is_allowed
+                    else ReassignablePartitionResponse(
+                        partition_index=partition.partition_index, error_code=code, error_message=message
+                    )
+                    for partition in topic.partitions
                 ),
             )
             for topic in request.topics
         )
-        if code is ErrorCode.none
+        if code is ErrorCode.none or not is_allowed
         else (),
     )
 

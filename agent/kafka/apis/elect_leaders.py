@@ -26,10 +26,24 @@ _KNOWN_TYPES: Final = (0, 1)
 
 async def handle(request: ElectLeadersRequest, context: RequestContext[UsesTopics]) -> ElectLeadersResponse:
     if not may_on_cluster(Operation.ALTER, context):
+        code = ErrorCode.cluster_authorization_failed
         return ElectLeadersResponse(
             throttle_time=NO_THROTTLE,
-            error_code=ErrorCode.cluster_authorization_failed,
-            replica_election_results=(),
+            error_code=code,
+            replica_election_results=tuple(
+                ReplicaElectionResult(
+                    topic=topic.topic,
+                    partition_result=tuple(
+                        PartitionResult(
+                            partition_id=number,
+                            error_code=code,
+                            error_message="Cluster authorization failed.",
+                        )
+                        for number in topic.partitions
+                    ),
+                )
+                for topic in request.topic_partitions or ()
+            ),
         )
     if request.election_type not in _KNOWN_TYPES:
         return ElectLeadersResponse(

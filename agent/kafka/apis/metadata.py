@@ -225,8 +225,8 @@ class _Found:
     said: MetadataResponseTopic
     """Without its partitions."""
     partitions: int = 0
-    is_refused: bool = False
-    """True: the client may not describe or create it."""
+    has_operations: bool = True
+    """False: it is unknown by its id, or the client may not describe or create it."""
 
 
 async def handle(request: MetadataRequest, context: RequestContext[_Uses]) -> Encoded:
@@ -239,7 +239,7 @@ async def handle(request: MetadataRequest, context: RequestContext[_Uses]) -> En
                 topic.said,
                 topic_authorized_operations=authorized_operations(TOPIC, topic.said.name or "", context),
             )
-            if request.include_topic_authorized_operations and not topic.is_refused
+            if request.include_topic_authorized_operations and topic.has_operations
             else topic.said
         )
         await encoder.add(said, topic.partitions)
@@ -366,12 +366,13 @@ def _missing(
 ) -> _Found:
     if name is None and context.api_version < _FIRST_VERSION_WITHOUT_NAMES:
         name = TopicName("")
-    return _Found(said=MetadataResponseTopic(error_code=code, name=name, topic_id=topic_id, partitions=()))
+    said = MetadataResponseTopic(error_code=code, name=name, topic_id=topic_id, partitions=())
+    is_hidden = code is ErrorCode.topic_authorization_failed
+    return _Found(said=said, has_operations=topic_id is None and not is_hidden)
 
 
 def _refused(name: TopicName | None, topic_id: UUID | None, context: RequestContext[_Uses]) -> _Found:
-    found = _missing(ErrorCode.topic_authorization_failed, name, topic_id, context)
-    return replace(found, is_refused=True)
+    return _missing(ErrorCode.topic_authorization_failed, name, topic_id, context)
 
 
 def _found(topic: Topic) -> _Found:

@@ -52,7 +52,9 @@ def _acl(
 
 
 def _authorizer(*acls: Acl, **settings: object) -> Authorizer:
-    authorizer = Authorizer(AuthorizationSettings.model_validate({"authorizer": True, **settings}), time.monotonic)
+    authorizer = Authorizer(
+        AuthorizationSettings.model_validate({"authorizer": True, **settings}), time.monotonic
+    )
     authorizer.index = AclIndex().with_changes(acls, ())
     return authorizer
 

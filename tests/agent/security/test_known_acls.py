@@ -12,18 +12,11 @@ from agent.security.known_acls import KnownAcls
 from agent.security.principal import Principal
 from sequencer.client import Sequencer
 from sequencer.database.database import SequencerUnavailable
-from sequencer.security.acl import Acl, AclFilter, Operation, PatternType, Permission, ResourceType
+from sequencer.security.acl import Acl, AclFilter, Operation, ResourceType
 from sequencer.security.acls import AclPage, AclPlace
+from tests.sequencer.builders import an_acl
 
-_ACL = Acl(
-    resource_type=ResourceType.TOPIC,
-    pattern_type=PatternType.LITERAL,
-    name="t0",
-    principal="User:alice",
-    host="*",
-    operation=Operation.READ,
-    permission=Permission.ALLOW,
-)
+_ACL = an_acl("t0")
 _MANY = 1_000
 
 

@@ -55,4 +55,7 @@ WHERE partition = 0 AND get_byte(uuid_send(topic_id), 0) < 2;
 INSERT INTO aborted_transactions (topic_id, partition, last_offset, first_offset, producer_id, stable_offset)
 SELECT topic_id, partition, 10 * n + 9, 10 * n, 1, 10 * n + 10
 FROM partitions, generate_series(0, 2) AS n ORDER BY 1, 2, 3;
+INSERT INTO acls (acl_key, resource_type, pattern_type, name, principal, host, operation, permission, version)
+SELECT sha256(n::text::bytea), 2, 3, 'topic ' || n, 'User:' || n % 50, '*', 3, 3, n
+FROM generate_series(1, 5000) AS n;
 VACUUM ANALYZE;

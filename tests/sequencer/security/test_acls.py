@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from sequencer.client import Sequencer
-from sequencer.security.acl import Acl, AclFilter, Operation, PatternType, Permission, ResourceType
+from sequencer.security.acl import Acl, AclFilter, Operation, ResourceType
 from sequencer.security.acls import BEFORE_ALL_ACLS, InvalidAcl, TooManyAcls
+from tests.sequencer.builders import an_acl
 from tests.support.java import Java
 from tests.support.kafka_authorizer import (
     added,
@@ -21,15 +22,7 @@ from tests.support.kafka_authorizer import (
 )
 from tests.support.seeds import seeds
 
-_ACL = Acl(
-    resource_type=ResourceType.TOPIC,
-    pattern_type=PatternType.LITERAL,
-    name="orders",
-    principal="User:alice",
-    host="*",
-    operation=Operation.READ,
-    permission=Permission.ALLOW,
-)
+_ACL = an_acl("orders")
 _ALL = AclFilter()
 _MANY = 1_000
 

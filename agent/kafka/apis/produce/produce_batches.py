@@ -61,9 +61,9 @@ class AskedBatches:
     """The batches of a request.
 
     `topics` are the topics that it names, None for an unknown one and for one of `unauthorized`, the places
-    of those that the client may not write. `counts` has the number of its partitions for each topic. For each of all partitions, `partitions` (int64) has its number, `places` (int64, shape
-    (partitions, 2)) the start and the end of its bytes in the frame, and `are_compressed` (bool) whether
-    these must be decompressed.
+    of those that the client may not write. `counts` has the number of its partitions for each topic. For each
+    of all partitions, `partitions` (int64) has its number, `places` (int64, shape (partitions, 2)) the start
+    and the end of its bytes in the frame, and `are_compressed` (bool) whether these must be decompressed.
     """
 
     frame: memoryview

@@ -14,15 +14,19 @@ from agent.kafka.forwarding.forward_protocol import (
     decode_hello,
     encode_hello,
 )
-from cache_ring.peers import page_protocol
 from agent.security.principal import ANONYMOUS, Principal
+from cache_ring.peers import page_protocol
 from storage.identifiers import NodeId
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 PRINCIPALS = st.builds(Principal, TEXT, TEXT.filter(lambda kind: ":" not in kind))
 
 
-@given(st.builds(Hello, node_id=st.integers(-1, 2**31 - 1).map(NodeId), zone=TEXT, client=TEXT, principal=PRINCIPALS))
+@given(
+    st.builds(
+        Hello, node_id=st.integers(-1, 2**31 - 1).map(NodeId), zone=TEXT, client=TEXT, principal=PRINCIPALS
+    )
+)
 def test_a_hello_survives_encoding(hello: Hello) -> None:
     encoded = encode_hello(hello)
 
@@ -48,7 +52,9 @@ def test_any_bytes_are_a_hello_or_refused(body: bytes) -> None:
 
 
 def test_a_hello_longer_than_it_says_is_refused() -> None:
-    body = encode_hello(Hello(node_id=NodeId(1), zone="a", client="x:1", principal=ANONYMOUS))[HELLO_LENGTH_BYTES:]
+    body = encode_hello(Hello(node_id=NodeId(1), zone="a", client="x:1", principal=ANONYMOUS))[
+        HELLO_LENGTH_BYTES:
+    ]
 
     with pytest.raises(BadHello):
         decode_hello(body + b"!")

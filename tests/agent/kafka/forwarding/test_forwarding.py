@@ -343,7 +343,9 @@ async def a_peer_stream(agent: Running) -> tuple[asyncio.StreamReader, asyncio.S
 async def forwarding_to(agent: Running) -> Wire:
     """A connection as another agent opens it. Raises IncompleteReadError if it is not accepted."""
     reader, writer = await a_peer_stream(agent)
-    writer.write(PREFACE + encode_hello(Hello(node_id=NodeId(99), zone="q", client="10.1.2.3:4", principal=ANONYMOUS)))
+    writer.write(
+        PREFACE + encode_hello(Hello(node_id=NodeId(99), zone="q", client="10.1.2.3:4", principal=ANONYMOUS))
+    )
     async with asyncio.timeout(60):
         assert await reader.readexactly(len(ACCEPTED)) == ACCEPTED
     return Wire(reader, writer)
