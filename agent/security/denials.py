@@ -7,7 +7,7 @@ from typing import Final
 from agent.security.principal import Principal
 from sequencer.security.acl import Operation, ResourceType
 
-log = logging.getLogger("tidelog.audit")
+log = logging.getLogger("tidelog")
 
 _LONGEST_NAME: Final = 300
 

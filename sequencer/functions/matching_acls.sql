@@ -2,7 +2,7 @@
 --
 -- | parameter | one entry per | meaning |
 -- |---|---|---|
--- | types, patterns, names, principals, hosts, operations, permissions | filter | what an ACL must be equal to |
+-- | types, patterns, names, principals, hosts, operations, permissions | filter | an ACL's columns |
 -- | match | filter | true: names has a resource, and every pattern that applies to it is selected |
 CREATE FUNCTION matching_acls(
     types integer[], patterns integer[], match boolean[], names text[], principals text[], hosts text[],

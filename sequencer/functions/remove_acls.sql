@@ -18,8 +18,8 @@ DECLARE
 BEGIN
     PERFORM FROM acl_changes FOR NO KEY UPDATE;
     SELECT array_agg(m.filter_number), array_agg(m.found) INTO numbers, selected
-    FROM (SELECT * FROM matching_acls(types, patterns, match, names, principals, hosts, operations, permissions)
-          LIMIT most + 1) AS m;
+    FROM (SELECT * FROM matching_acls(types, patterns, match, names, principals, hosts, operations,
+              permissions) LIMIT most + 1) AS m;
     IF numbers IS NULL THEN
         RETURN;
     ELSIF cardinality(numbers) > most THEN

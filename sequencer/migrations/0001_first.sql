@@ -1872,7 +1872,7 @@ $function$;
 --
 -- | parameter | one entry per | meaning |
 -- |---|---|---|
--- | types, patterns, names, principals, hosts, operations, permissions | filter | what an ACL must be equal to |
+-- | types, patterns, names, principals, hosts, operations, permissions | filter | an ACL's columns |
 -- | match | filter | true: names has a resource, and every pattern that applies to it is selected |
 CREATE FUNCTION matching_acls(
     types integer[], patterns integer[], match boolean[], names text[], principals text[], hosts text[],
@@ -2074,8 +2074,8 @@ DECLARE
 BEGIN
     PERFORM FROM acl_changes FOR NO KEY UPDATE;
     SELECT array_agg(m.filter_number), array_agg(m.found) INTO numbers, selected
-    FROM (SELECT * FROM matching_acls(types, patterns, match, names, principals, hosts, operations, permissions)
-          LIMIT most + 1) AS m;
+    FROM (SELECT * FROM matching_acls(types, patterns, match, names, principals, hosts, operations,
+              permissions) LIMIT most + 1) AS m;
     IF numbers IS NULL THEN
         RETURN;
     ELSIF cardinality(numbers) > most THEN

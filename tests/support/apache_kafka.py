@@ -6,6 +6,7 @@ default.
 """
 
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,7 @@ from tests.support.child import child, free_port, wait_until_open
 from tests.support.folder import FOLDER
 from tests.support.java import Java
 from tests.support.maven import retrieve
+from tests.support.waiting import wait_until
 
 VERSION = "4.1.0"
 _MODULES = Path(__file__).with_name("apache_kafka.xml")
@@ -137,7 +139,13 @@ def kafka_with_acls(directory: Path, java: Java) -> Iterator[tuple[str, str]]:
         "group.initial.rebalance.delay.ms": "0",
     }
     with apache_kafka(directory, settings, classpath.classpath, port):
+        wait_until(lambda: _is_open(inside_port), _START_TIMEOUT_S)
         yield f"127.0.0.1:{port}", f"127.0.0.1:{inside_port}"
+
+
+def _is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @contextmanager

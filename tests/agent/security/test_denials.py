@@ -10,7 +10,7 @@ from sequencer.security.acl import Operation, ResourceType
 
 
 def test_denials_past_the_rate_are_counted_in_the_next_line(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "tidelog.audit")
+    caplog.set_level(logging.WARNING, "tidelog")
     now_s = 0.0
     denials = Denials(2.0, lambda: now_s)
     eve = (Principal("eve"), "10.0.0.9")
