@@ -108,14 +108,18 @@ class Acls:
         if not row.added:
             raise TooManyAcls(f"A cluster has at most {most} ACLs.")
 
-    async def matching(self, asked: AclFilter, most: int) -> Sequence[Acl]:
-        """Raises TooManyAcls if more than `most` match."""
-        if not _can_match(asked):
-            return ()
-        rows = await self._database.read(SQL["matching_acls"], cap=most + 1, **_filters([asked]))
-        if len(rows) > most:
-            raise TooManyAcls(f"More than {most} ACLs match.")
-        return [_acl(row) for row in rows]
+    async def matching(self, asked: AclFilter, most: int, page: int = 2_000) -> Sequence[Acl]:
+        """Reads in pages of this size. Raises TooManyAcls if more than `most` match."""
+        found: list[Acl] = []
+        after, is_last = b"", not _can_match(asked)
+        while not is_last:
+            rows = await self._database.read(SQL["matching_acls"], after=after, cap=page, **_filters([asked]))
+            found += [_acl(row) for row in rows]
+            if len(found) > most:
+                raise TooManyAcls(f"More than {most} ACLs match.")
+            is_last = len(rows) < page
+            after = b"" if is_last else bytes(rows[-1].acl_key)
+        return found
 
     async def remove(self, asked: Sequence[AclFilter], most: int) -> Sequence[Sequence[Acl]]:
         """Removes what any of the filters selects, all or nothing. Returns what each of them selected. Raises

@@ -1,7 +1,7 @@
 """Kafka API 69, ConsumerGroupDescribe, v0-v1 (KIP-848; member types from v1 on, KIP-1099).
 
 A group that does not exist, or has the classic protocol, is GROUP_ID_NOT_FOUND. Partitions of deleted topics
-are left out. All operations are authorized, because there is no authorizer.
+are left out.
 """
 
 import logging

@@ -1,12 +1,12 @@
 """Kafka API 31, DeleteAcls, v1-v3 (KIP-140, KIP-290 prefixed patterns and MATCH). What the valid filters of a
 request select is removed together. This agent decides by it before it answers, others after `acl_poll_s`.
-Refused: everything, without an authorizer (SECURITY_DISABLED); filters that together name more ACLs than
-`max_acls` (POLICY_VIOLATION).
+Refused: everything, without an authorizer (SECURITY_DISABLED); filters that together name more than 10,000
+ACLs (POLICY_VIOLATION).
 """
 
 import contextlib
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from kio.schema.delete_acls.v3.request import DeleteAclsFilter, DeleteAclsRequest
 from kio.schema.delete_acls.v3.response import (
@@ -31,6 +31,10 @@ class _Uses(UsesAcls, UsesAuthorizer, UsesSequencer, Protocol):
     """The parts that this API uses."""
 
 
+_MOST_REMOVED: Final = 10_000
+"""As in Kafka. ACLs that several filters name count as often."""
+
+
 async def handle(request: DeleteAclsRequest, context: RequestContext[_Uses]) -> DeleteAclsResponse:
     try:
         if not may_on_cluster(Operation.ALTER, context):
@@ -42,9 +46,7 @@ async def handle(request: DeleteAclsRequest, context: RequestContext[_Uses]) -> 
         outcomes = [_checked(entry) for entry in request.filters]
         filters = [outcome for outcome in outcomes if isinstance(outcome, AclFilter)]
         async with acl_refusals():
-            removed = await context.parts.sequencer.acls.remove(
-                filters, context.parts.authorizer.settings.max_acls
-            )
+            removed = await context.parts.sequencer.acls.remove(filters, _MOST_REMOVED)
     except ADMINISTRATION_ERRORS as error:
         return _response(_refused(error) for _ in request.filters)
     with contextlib.suppress(SequencerUnavailable):  # the next poll tries again

@@ -37,7 +37,7 @@ async def handle(request: DescribeAclsRequest, context: RequestContext[_Uses]) -
             raise security_disabled()
         async with acl_refusals():
             found = await context.parts.sequencer.acls.matching(
-                filter_of(request), authorizer.settings.max_acls
+                filter_of(request), authorizer.settings.max_acls, authorizer.settings.acl_page
             )
     except ADMINISTRATION_ERRORS as error:
         return DescribeAclsResponse(

@@ -1,7 +1,6 @@
 """Kafka API 15, DescribeGroups, v0-v6 (KIP-345 instance ids, KIP-1043 errors for groups that do not exist).
 
-A group that does not exist, or has the new protocol, is Dead; from v6 on an error says so too. All operations
-are authorized, because there is no authorizer.
+A group that does not exist, or has the new protocol, is Dead; from v6 on an error says so too.
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """Kafka API 89, StreamsGroupDescribe, v0 (KIP-1071).
 
 A group that does not exist, or is of another type, is GROUP_ID_NOT_FOUND. The topology has no subtopologies
-while its topics are missing or do not fit. All operations are authorized, because there is no authorizer.
+while its topics are missing or do not fit.
 """
 
 from collections.abc import Mapping

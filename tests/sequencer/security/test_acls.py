@@ -91,6 +91,16 @@ async def test_impossible_acls_are_refused(sequencer: Sequencer, wrong: Acl) -> 
     assert await sequencer.acls.matching(_ALL, _MANY) == []
 
 
+async def test_many_acls_are_read_page_by_page(sequencer: Sequencer) -> None:
+    acls = {replace(_ACL, name=f"t{number}") for number in range(10)}
+    await sequencer.acls.add(acls, _MANY)
+
+    for page in (1, 3, 5, 10, 11):
+        found = await sequencer.acls.matching(_ALL, _MANY, page)
+        assert len(found) == len(acls)
+        assert {*found} == acls
+
+
 async def test_changes_at_the_same_time_miss_nothing(sequencer: Sequencer) -> None:
     """Writers add and remove while a reader follows in pages of two."""
 
