@@ -4,14 +4,16 @@
 in KafkaApis. `docs/kafka-api.md` shows it. A refusal that it does not name is a bug: `may` asserts so.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
 from agent.kafka.context import RequestContext
 from agent.kafka.served import APIS
+from agent.slices import Slices
 from sequencer.security.acl import CLUSTER_NAME, Operation, ResourceType
+from sequencer.topics.topics import Topic
 
 TOPIC: Final = ResourceType.TOPIC
 GROUP: Final = ResourceType.GROUP
@@ -55,16 +57,9 @@ def note_refusal(
 
 
 def permitted(
-    operation: Operation,
-    resource_type: ResourceType,
-    names: Iterable[str],
-    context: RequestContext[Any],
-    *,
-    log: bool = True,
+    operation: Operation, resource_type: ResourceType, names: Iterable[str], context: RequestContext[Any]
 ) -> Collection[str]:
-    """Returns those of the names on which the client may do this. `log` False: the client does not ask for
-    each of them, so what is left out is not a refusal.
-    """
+    """Returns those of the names on which the client may do this. Refusals are logged."""
     rights = context.connection.rights
     if rights.is_unrestricted:
         return frozenset(names)
@@ -72,8 +67,23 @@ def permitted(
     for name in frozenset(names):
         if rights.allows(operation, resource_type, name):
             found.add(name)
-        elif log:
+        else:
             note_refusal(operation, resource_type, name, context)
+    return found
+
+
+async def visible_topics(topics: Sequence[Topic], context: RequestContext[Any]) -> Sequence[Topic]:
+    """Returns those that the client may describe, for a listing: what is left out is not a refusal. Other
+    clients are served meanwhile.
+    """
+    rights = context.connection.rights
+    if rights.is_unrestricted:
+        return topics
+    found, slices = [], Slices()
+    for topic in topics:
+        if rights.allows(Operation.DESCRIBE, TOPIC, topic.name):
+            found.append(topic)
+        await slices.look()
     return found
 
 
@@ -153,6 +163,7 @@ CHECKS: Final[Mapping[int, tuple[Check, ...]]] = MappingProxyType(
             _check(Operation.DESCRIBE, CLUSTER, "all groups, or:"),
             _check(Operation.DESCRIBE, GROUP, "each group: left out"),
         ),
+        17: (),
         18: (),
         19: (
             _check(Operation.CREATE, CLUSTER, "all topics, or:"),
@@ -206,6 +217,7 @@ CHECKS: Final[Mapping[int, tuple[Check, ...]]] = MappingProxyType(
         32: tuple(_check(Operation.DESCRIBE_CONFIGS, kind, when) for kind, when in _CONFIGS),
         33: tuple(_check(Operation.ALTER_CONFIGS, kind, when) for kind, when in _CONFIGS),
         35: (_check(Operation.DESCRIBE, CLUSTER, _WHOLE),),
+        36: (),
         37: (_check(Operation.ALTER, TOPIC, _EACH_TOPIC),),
         42: (_check(Operation.DELETE, GROUP, "each group: GROUP_AUTHORIZATION_FAILED"),),
         43: (_check(Operation.ALTER, CLUSTER, _WHOLE),),
@@ -216,6 +228,8 @@ CHECKS: Final[Mapping[int, tuple[Check, ...]]] = MappingProxyType(
             _check(Operation.DELETE, GROUP, "the group: GROUP_AUTHORIZATION_FAILED"),
             _check(Operation.READ, TOPIC, _EACH_TOPIC),
         ),
+        50: (_check(Operation.DESCRIBE, CLUSTER, _WHOLE),),
+        51: (_check(Operation.ALTER, CLUSTER, _WHOLE),),
         60: (_check(Operation.DESCRIBE, CLUSTER, "the cluster's authorized operations: none are named"),),
         61: (_check(Operation.READ, TOPIC, _EACH_TOPIC),),
         65: (

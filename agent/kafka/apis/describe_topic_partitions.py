@@ -23,7 +23,7 @@ from kio.static.primitive import i32
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE, CloseConnection
-from agent.kafka.authorization import TOPIC, permitted
+from agent.kafka.authorization import TOPIC, permitted, visible_topics
 from agent.kafka.configs.authorized_operations import UNKNOWN_OPERATIONS, authorized_operations
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.current_leaders import OUR_EPOCH
@@ -91,9 +91,8 @@ async def _find(
     """Raises one of ADMINISTRATION_ERRORS."""
     if not asks_for_all:
         return await context.parts.topics.fresh(names) if names else {}
-    topics = await context.parts.topics.all()
-    allowed = permitted(Operation.DESCRIBE, TOPIC, (topic.name for topic in topics), context, log=False)
-    return {topic.name: topic for topic in topics if topic.name in allowed}
+    topics = await visible_topics(await context.parts.topics.all(), context)
+    return {topic.name: topic for topic in topics}
 
 
 def _unknown(name: str) -> ErrorCode:

@@ -17,7 +17,7 @@ from kio.schema.types import ProducerId, TopicName, TransactionalId
 from kio.static.primitive import i16, i32, i32Timedelta
 
 from agent.kafka.api import NO_THROTTLE
-from agent.kafka.authorization import TOPIC, TRANSACTIONAL_ID, permitted
+from agent.kafka.authorization import TOPIC, TRANSACTIONAL_ID, is_silently_allowed, permitted
 from agent.kafka.context import RequestContext
 from agent.kafka.transactions import AWAY, can_be_transactional_id, state_of
 from agent.kafka.uses import UsesSequencer, UsesTopics
@@ -71,10 +71,11 @@ async def handle(request: DescribeTransactionsRequest, context: RequestContext[_
         )
     except AWAY:
         failure, found = ErrorCode.coordinator_not_available, {}
-    visible = permitted(
-        Operation.DESCRIBE, TOPIC, {topic.name for topic in topics.values()}, context, log=False
-    )
-    topics = {topic_id: topic for topic_id, topic in topics.items() if topic.name in visible}
+    topics = {
+        topic_id: topic
+        for topic_id, topic in topics.items()
+        if is_silently_allowed(Operation.DESCRIBE, TOPIC, topic.name, context)
+    }
     states, described = [], 0
     for name in dict.fromkeys(request.transactional_ids):
         one = found.get(name)

@@ -33,7 +33,7 @@ from kio.static.primitive import i32, i32Timedelta, uvarint
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE, CloseConnection
-from agent.kafka.authorization import CLUSTER, TOPIC, is_silently_allowed, may, permitted
+from agent.kafka.authorization import CLUSTER, TOPIC, is_silently_allowed, may, permitted, visible_topics
 from agent.kafka.configs.authorized_operations import (
     UNKNOWN_OPERATIONS,
     authorized_operations,
@@ -289,10 +289,8 @@ async def _topics(request: MetadataRequest, context: RequestContext[_Uses]) -> l
     asks_for_all = request.topics is None or (not request.topics and context.api_version == 0)
     try:
         if asks_for_all:
-            topics = await context.parts.topics.all()
-            names = (topic.name for topic in topics)
-            visible = permitted(Operation.DESCRIBE, TOPIC, names, context, log=False)
-            return [_found(topic) for topic in topics if topic.name in visible]
+            topics = await visible_topics(await context.parts.topics.all(), context)
+            return [_found(topic) for topic in topics]
         return await _asked_topics(request, context)
     except ADMINISTRATION_ERRORS as error:
         if asks_for_all:

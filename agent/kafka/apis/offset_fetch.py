@@ -27,7 +27,7 @@ from agent.error_codes import fetch_code
 from agent.groups.events import GroupFault
 from agent.groups.offsets.group_offsets import Fetching
 from agent.kafka.api import NO_THROTTLE
-from agent.kafka.authorization import GROUP, TOPIC, may, permitted
+from agent.kafka.authorization import GROUP, TOPIC, is_silently_allowed, may, permitted
 from agent.kafka.context import RequestContext
 from agent.kafka.group_requests import topics_named
 from agent.kafka.uses import UsesGroupOffsets, UsesTopics
@@ -204,15 +204,14 @@ def _topics(
         return _partition(key[1], found.get(key, NOT_COMMITTED))
 
     if group.topics is None:
-        names = {topic.name for topic in by_id.values()}
-        visible = permitted(Operation.DESCRIBE, TOPIC, names, context, log=False)
         committed: dict[TopicId, list[OffsetFetchResponsePartitions]] = {}
         for key in sorted({*found, *pending}):
             committed.setdefault(key[0], []).append(one(key))
         return tuple(
             _Topic(name=TopicName(by_id[topic_id].name), topic_id=topic_id, partitions=tuple(partitions))
             for topic_id, partitions in committed.items()
-            if topic_id in by_id and by_id[topic_id].name in visible
+            if topic_id in by_id
+            and is_silently_allowed(Operation.DESCRIBE, TOPIC, by_id[topic_id].name, context)
         )
     asked_names = [asked.name or ("" if topic is None else topic.name) for asked, topic in group.topics]
     visible = permitted(Operation.DESCRIBE, TOPIC, filter(None, asked_names), context)
