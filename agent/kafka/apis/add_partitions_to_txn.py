@@ -32,6 +32,7 @@ from agent.kafka.uses import UsesSequencer, UsesTopics
 from sequencer.commits.coordinates import PartitionKey
 from sequencer.commits.transactions import ProducerOfTransactions, TransactionRefusal
 from sequencer.security.acl import Operation
+from sequencer.topics.topics import Topic
 from storage.identifiers import Partition, ProducerId
 
 
@@ -73,7 +74,7 @@ async def handle(
             producer_id=ProducerId(request.v3_and_below_producer_id),
             producer_epoch=request.v3_and_below_producer_epoch,
         )
-        codes = _refused(producer.transactional_id, topics, context)
+        codes = await _refused(producer.transactional_id, topics, context)
         if codes is None:
             codes = await _add(producer, topics, context, only_verifies=False)
         return _OneTransaction(
@@ -101,7 +102,7 @@ async def handle(
     )
 
 
-def _refused(
+async def _refused(
     transactional_id: str, topics: Sequence[AddPartitionsToTxnTopic], context: RequestContext[_Uses]
 ) -> Mapping[_Place, ErrorCode] | None:
     """Returns why the client may not add these partitions, if it may not add all."""
@@ -112,12 +113,19 @@ def _refused(
     writable = permitted(Operation.WRITE, TOPIC, names, context)
     if len(writable) == len(names):
         return None
-    return {
-        place: ErrorCode.operation_not_attempted
-        if place[0] in writable
-        else ErrorCode.topic_authorization_failed
-        for place in places
+    try:
+        found = await context.parts.topics.by_name(writable)
+    except AWAY:
+        return dict.fromkeys(places, ErrorCode.coordinator_not_available)
+    existing = {place for place in places if _exists(place, found)}
+    return _some_missing(places, existing) | {
+        place: ErrorCode.topic_authorization_failed for place in places if place[0] not in writable
     }
+
+
+def _exists(place: _Place, topics: Mapping[str, Topic]) -> bool:
+    topic = topics.get(place[0])
+    return topic is not None and 0 <= place[1] < topic.partition_count
 
 
 async def _add(

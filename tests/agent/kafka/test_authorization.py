@@ -201,6 +201,45 @@ async def test_a_forwarded_request_is_decided_for_the_client_who_sent_it(
     anonymous.close()
 
 
+async def test_a_transaction_with_a_refused_topic_says_which_others_do_not_exist(
+    agents: tuple[Running, Running], sequencer: Sequencer
+) -> None:
+    """Found by the comparison with Apache Kafka (seed 355020405)."""
+    root = await connected(agents[0], "root")
+    await create(root, "txn-mine")
+    await allow(
+        sequencer,
+        agents,
+        acl(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, "x", "gina"),
+        acl(Operation.WRITE, ResourceType.TOPIC, "txn-", "gina", prefixed=True),
+    )
+    gina = await connected(agents[0], "gina")
+
+    added = await gina.ask(
+        request(
+            24,
+            3,
+            v3_and_below_transactional_id="x",
+            v3_and_below_producer_id=1,
+            v3_and_below_producer_epoch=0,
+            v3_and_below_topics=[
+                {"name": name, "partitions": (0,)} for name in ("txn-mine", "txn-none", "theirs-too")
+            ],
+        )
+    )
+
+    assert {
+        topic.name: topic.results_by_partition[0].partition_error_code
+        for topic in added.results_by_topic_v3_and_below
+    } == {
+        "txn-mine": ErrorCode.operation_not_attempted,
+        "txn-none": ErrorCode.unknown_topic_or_partition,
+        "theirs-too": TOPIC_REFUSED,
+    }
+    root.close()
+    gina.close()
+
+
 async def test_topics_are_created_on_demand_only_for_those_who_may(
     agents: tuple[Running, Running], sequencer: Sequencer
 ) -> None:
