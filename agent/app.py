@@ -33,8 +33,8 @@ from agent.kafka.transport.listener import BoundListener, Listener, bound_socket
 from agent.kafka.transport.unauthenticated import Unauthenticated
 from agent.metrics import Metrics
 from agent.notices import GoneRangeNotices, ProducerNotices
-from agent.security.tls import Tls
-from agent.security.tls_contexts import KeptContext
+from agent.security.tls.contexts import KeptContext
+from agent.security.tls.tls import Tls
 from agent.settings import AppSettings
 from agent.write_path.backoff import Backoff
 from cache_ring.peers.peer_tls import PeerTls

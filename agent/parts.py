@@ -13,9 +13,9 @@ from agent.kafka.transport.response_memory import ResponseMemory
 from agent.metrics import Metrics
 from agent.read_path.reads import ReadPath
 from agent.read_path.time_lookup import TimeLookup
-from agent.security.authentication import Authentication
-from agent.security.authorizer import Authorizer
-from agent.security.known_acls import KnownAcls
+from agent.security.acls.authorizer import Authorizer
+from agent.security.acls.known_acls import KnownAcls
+from agent.security.logins.authentication import Authentication
 from agent.settings import AgentSettings
 from agent.shared_lookups import SharedLookups
 from agent.telemetry.telemetry import Telemetry

@@ -11,7 +11,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from agent.groups.settings import GroupSettings
 from agent.read_path.settings import ReadPathSettings
-from agent.security.authorization_settings import AuthorizationSettings
+from agent.security.acls.settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
 from cache_ring.settings import CacheRingSettings

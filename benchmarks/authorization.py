@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from agent.security.acl_index import AclIndex
-from agent.security.authorization_settings import AuthorizationSettings
-from agent.security.authorizer import Authorizer, Rights
+from agent.security.acls.acl_index import AclIndex
+from agent.security.acls.authorizer import Authorizer, Rights
+from agent.security.acls.settings import AuthorizationSettings
 from agent.security.principal import Principal
 from sequencer.security.acl import Acl, Operation, PatternType, Permission, ResourceType
 

@@ -1,7 +1,7 @@
 """What TLS costs an agent: CPU per GB, and memory per connection (`python -m benchmarks.tls`).
 
 Three transports serve the same client over loopback, each in a process of its own on uvloop: a plain one, the
-agent's TLS (`agent/security/tls_transport.py`), and the event loop's own TLS. Kernel TLS is not among them:
+agent's TLS (`agent/security/tls/transport.py`), and the event loop's own TLS. Kernel TLS is not among them:
 asyncio and uvloop encrypt into memory (`ssl.MemoryBIO`), so OpenSSL never sees the socket that the kernel
 would encrypt for.
 """
@@ -22,9 +22,9 @@ from typing import Any, Final, cast
 
 import uvloop
 
-from agent.security.tls_contexts import ClientAuth, TlsFiles, server_context
-from agent.security.tls_failure import HandshakeFailed
-from agent.security.tls_transport import TlsTransport, receive_buffer
+from agent.security.tls.contexts import ClientAuth, TlsFiles, server_context
+from agent.security.tls.failure import HandshakeFailed
+from agent.security.tls.transport import TlsTransport, receive_buffer
 
 _GB: Final = 1_000_000_000
 _ANSWER: Final = memoryview(bytes(4_000_000))

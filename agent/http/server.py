@@ -20,8 +20,8 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from agent.security.tls_acceptor import TlsAcceptor
-from agent.security.tls_contexts import KeptContext
+from agent.security.tls.acceptor import TlsAcceptor
+from agent.security.tls.contexts import KeptContext
 
 
 class _Server(uvicorn.Server):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from agent.kafka.transport.memory import Reservation
 from agent.kafka.transport.request_order import Turn
-from agent.security.authorizer import Authorizer, Rights
+from agent.security.acls.authorizer import Authorizer, Rights
 from agent.security.listeners import KafkaListener
 from agent.security.principal import ANONYMOUS, Principal
 from agent.security.sasl.session import SaslSession

@@ -18,8 +18,8 @@ from agent.security.listeners import (
     parse_addresses,
     parse_map,
 )
-from agent.security.principal_mapping import PrincipalMapping
-from agent.security.tls_contexts import ClientAuth, TlsFiles
+from agent.security.tls.contexts import ClientAuth, TlsFiles
+from agent.security.tls.principal_mapping import PrincipalMapping
 from storage.settings import Settings
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from agent.security.tls_contexts import ClientAuth
+from agent.security.tls.contexts import ClientAuth
 
 _LISTENER: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})://(\[[^\]]*\]|[^:/\s]*):(\d{1,5})")
 _LARGEST_PORT: Final = 65_535

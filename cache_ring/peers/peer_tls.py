@@ -1,4 +1,4 @@
-"""TLS between agents, as `cache_ring` uses it. `agent/security/peer_tls.py` implements it."""
+"""TLS between agents, as `cache_ring` uses it. `agent/security/tls/peers.py` implements it."""
 
 import asyncio
 from collections.abc import Callable

@@ -23,7 +23,7 @@ from pydantic import SecretStr
 
 from agent.app import App
 from agent.groups.settings import GroupSettings
-from agent.security.authorization_settings import AuthorizationSettings
+from agent.security.acls.settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
 from agent.settings import AgentSettings

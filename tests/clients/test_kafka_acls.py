@@ -10,7 +10,7 @@ import confluent_kafka
 import pytest_asyncio
 from confluent_kafka import KafkaError, KafkaException
 
-from agent.security.authorization_settings import AuthorizationSettings
+from agent.security.acls.settings import AuthorizationSettings
 from sequencer.client import Sequencer, SequencerSettings
 from sequencer.security.acl import CLUSTER_NAME, Acl, Operation, PatternType, Permission, ResourceType
 from tests.agent.running import Running, running

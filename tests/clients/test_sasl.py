@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from tests.agent.security.tokens import RULES, a_key_set, a_token
+from tests.agent.security.logins.tokens import RULES, a_key_set, a_token
 from tests.support.java import Java, JavaFailed
 from tests.support.stack import HERE
 from tidelog.devstack.stack import Stack, StackSettings

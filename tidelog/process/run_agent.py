@@ -28,7 +28,7 @@ from prometheus_client import Gauge
 
 from agent.app import App
 from agent.security.listeners import is_loopback, open_listeners
-from agent.security.tls_contexts import UnusableFiles
+from agent.security.tls.contexts import UnusableFiles
 from sequencer.client import Sequencer
 from sequencer.cluster.store_identity import WrongStore
 from sequencer.database.database import SequencerUnavailable

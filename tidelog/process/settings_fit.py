@@ -12,7 +12,7 @@ from typing import Self
 
 from agent.groups.settings import GroupSettings
 from agent.read_path.settings import ReadPathSettings
-from agent.security.authorization_settings import AuthorizationSettings
+from agent.security.acls.settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
 from agent.settings import AgentSettings, AppSettings

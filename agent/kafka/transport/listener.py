@@ -5,7 +5,7 @@ Promises:
   theirs. Where clients must authenticate, a new one takes the place of one that has not.
 - No request outlives `run`.
 - A client of a TLS listener counts as a connection once its handshake is over. Before that, the acceptor
-  bounds it (`agent/security/tls_acceptor.py`). If it showed a certificate, its principal is set before its
+  bounds it (`agent/security/tls/acceptor.py`). If it showed a certificate, its principal is set before its
   first request.
 - After `drain` no connection is accepted, and each open one closes once its requests are answered.
 """
@@ -23,12 +23,12 @@ from agent.kafka.forwarding.forward_protocol import ACCEPTED, HELLO_LENGTH_BYTES
 from agent.kafka.transport.connection import KafkaConnection, Shared
 from agent.security.listeners import KafkaListener
 from agent.security.principal import ANONYMOUS, Principal
-from agent.security.principal_mapping import NoRuleMatches, PrincipalMapping
-from agent.security.tls_acceptor import TlsAcceptor
-from agent.security.tls_contexts import ClientAuth, KeptContext
-from agent.security.tls_failure import HandshakeFailed
-from agent.security.tls_transport import TlsTransport
-from agent.security.x509 import BadCertificate, subject_of
+from agent.security.tls.acceptor import TlsAcceptor
+from agent.security.tls.contexts import ClientAuth, KeptContext
+from agent.security.tls.failure import HandshakeFailed
+from agent.security.tls.principal_mapping import NoRuleMatches, PrincipalMapping
+from agent.security.tls.transport import TlsTransport
+from agent.security.tls.x509 import BadCertificate, subject_of
 from sequencer.security.credentials import CredentialKey
 
 log = logging.getLogger("tidelog")

@@ -13,7 +13,7 @@ from kio.schema.errors import ErrorCode
 from agent.groups.settings import GroupSettings
 from agent.kafka.authorization import CHECKS
 from agent.kafka.served import APIS
-from agent.security.authorization_settings import AuthorizationSettings
+from agent.security.acls.settings import AuthorizationSettings
 from agent.security.principal import Principal
 from sequencer.client import Sequencer, SequencerSettings
 from sequencer.security.acl import Acl, Operation, PatternType, ResourceType

@@ -23,7 +23,7 @@ from kafka.record import MemoryRecordsBuilder
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i32Timedelta
 
-from agent.security.authorization_settings import AuthorizationSettings
+from agent.security.acls.settings import AuthorizationSettings
 from agent.security.principal import ANONYMOUS, Principal
 from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, a_batch, a_metadata, running, until_answered

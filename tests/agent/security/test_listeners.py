@@ -14,7 +14,7 @@ from agent.security.listeners import (
     open_listeners,
     parse_addresses,
 )
-from agent.security.tls_contexts import ClientAuth
+from agent.security.tls.contexts import ClientAuth
 from agent.settings import AgentSettings
 from tests.support.settings import all_settings
 from tidelog.errors import UserError

@@ -10,9 +10,9 @@ from uuid import uuid4
 
 import pytest
 
-from agent.security.failed_logins import FailedLogins
-from agent.security.known_credentials import KnownCredentials
-from agent.security.passwords import Passwords, Verified
+from agent.security.logins.failed_logins import FailedLogins
+from agent.security.logins.known_credentials import KnownCredentials
+from agent.security.logins.passwords import Passwords, Verified
 from agent.security.sasl.settings import SaslSettings
 from agent.settings import AgentSettings
 from agent.write_path.committer import SequenceGaps

@@ -27,7 +27,16 @@ from agent.security.sasl.oauthbearer import (
     token_key_id,
 )
 from agent.security.sasl.steps import SaslRefused
-from tests.agent.security.tokens import NOW_S, RSA_KEY, RULES, a_key_set, a_login, a_message, a_token, claims
+from tests.agent.security.logins.tokens import (
+    NOW_S,
+    RSA_KEY,
+    RULES,
+    a_key_set,
+    a_login,
+    a_message,
+    a_token,
+    claims,
+)
 
 KEYS = read_key_set(a_key_set({"one": RSA_KEY}))
 

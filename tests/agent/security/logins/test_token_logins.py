@@ -13,14 +13,14 @@ import pytest_asyncio
 from cryptography.hazmat.primitives.asymmetric import rsa
 from kio.schema.errors import ErrorCode
 
+from agent.security.logins.token_keys import TokenKeys
 from agent.security.sasl.oauthbearer import UnknownKey
 from agent.security.sasl.settings import SaslSettings
 from agent.security.sasl.steps import CannotCheck
-from agent.security.token_keys import TokenKeys
 from tests.agent.running import Running, Wire, a_metadata, running
-from tests.agent.security.by_hand import authenticate, handshake
-from tests.agent.security.tokens import RSA_KEY, RULES, a_key_set, a_message, a_token
-from tests.agent.security.users import login_error, produced
+from tests.agent.security.logins.by_hand import authenticate, handshake
+from tests.agent.security.logins.tokens import RSA_KEY, RULES, a_key_set, a_message, a_token
+from tests.agent.security.logins.users import login_error, produced
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 OTHER_KEY = rsa.generate_private_key(65_537, 2048)

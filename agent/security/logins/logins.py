@@ -8,8 +8,8 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Final, Protocol
 
-from agent.security.known_credentials import KnownCredentials
-from agent.security.passwords import Passwords, password_credential
+from agent.security.logins.known_credentials import KnownCredentials
+from agent.security.logins.passwords import Passwords, password_credential
 from agent.security.sasl import scram
 from agent.security.sasl.plain import read_plain
 from agent.security.sasl.steps import CannotCheck, Challenge, Proven, SaslRefused
@@ -17,8 +17,8 @@ from sequencer.database.database import SequencerUnavailable
 from sequencer.security.credentials import CredentialKey, ScramMechanism
 
 if TYPE_CHECKING:
+    from agent.security.logins.token_keys import TokenKeys
     from agent.security.sasl.oauthbearer import TokenRules
-    from agent.security.token_keys import TokenKeys
 
 _WRONG: Final = "the password is wrong, or there is no such user"
 

@@ -10,9 +10,8 @@ from functools import partial
 from agent.metrics import Metrics
 from agent.security.listener_settings import ListenerSettings
 from agent.security.listeners import KafkaListener
-from agent.security.peer_tls import TlsOfPeers
-from agent.security.tls_acceptor import TlsAcceptor
-from agent.security.tls_contexts import (
+from agent.security.tls.acceptor import TlsAcceptor
+from agent.security.tls.contexts import (
     CertificateWatch,
     ClientAuth,
     KeptContext,
@@ -20,6 +19,7 @@ from agent.security.tls_contexts import (
     client_context,
     server_context,
 )
+from agent.security.tls.peers import TlsOfPeers
 
 
 class Tls:

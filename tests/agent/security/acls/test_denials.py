@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from agent.security.denials import Denials
+from agent.security.acls.denials import Denials
 from agent.security.principal import Principal
 from sequencer.security.acl import Operation, ResourceType
 

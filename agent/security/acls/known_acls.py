@@ -15,8 +15,8 @@ import logging
 from dataclasses import dataclass
 from typing import Protocol
 
-from agent.security.acl_index import AclIndex
-from agent.security.authorizer import Authorizer
+from agent.security.acls.acl_index import AclIndex
+from agent.security.acls.authorizer import Authorizer
 from sequencer.database.database import SequencerUnavailable
 from sequencer.security.acls import BEFORE_ALL_ACLS, AclPage, AclPlace
 

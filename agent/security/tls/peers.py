@@ -10,10 +10,10 @@ A running cluster switches without a pause. Each step waits until all agents hav
 import asyncio
 from collections.abc import Callable
 
-from agent.security.tls_acceptor import TlsAcceptor
-from agent.security.tls_contexts import KeptContext
-from agent.security.tls_failure import HandshakeFailed
-from agent.security.tls_transport import TlsTransport, receive_buffer
+from agent.security.tls.acceptor import TlsAcceptor
+from agent.security.tls.contexts import KeptContext
+from agent.security.tls.failure import HandshakeFailed
+from agent.security.tls.transport import TlsTransport, receive_buffer
 
 
 class TlsOfPeers:

@@ -10,8 +10,8 @@ from agent.security.principal import Principal
 from agent.security.sasl.settings import SaslSettings
 from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, running
-from tests.agent.security.by_hand import log_in
-from tests.agent.security.users import add_user
+from tests.agent.security.logins.by_hand import log_in
+from tests.agent.security.logins.users import add_user
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -6,17 +6,17 @@ Promises:
 - If there is no authorizer, or for a super user, a check costs one attribute: `Rights.is_unrestricted`.
 - A decision always reads the newest snapshot. What is remembered of an older one is dropped.
 
-Pure, except for the log of refusals. agent/security/known_acls.py brings the snapshots. No word of Kafka's
-protocol is here, so that other interfaces can ask, too.
+Pure, except for the log of refusals. `known_acls.py` brings the snapshots. No word of Kafka's protocol is
+here, so that other interfaces can ask, too.
 """
 
 from collections.abc import Callable
 from ipaddress import IPv6Address, ip_address
 from weakref import WeakValueDictionary
 
-from agent.security.acl_index import EVERY_OPERATION, NO_OPERATION, AclIndex
-from agent.security.authorization_settings import AuthorizationSettings, principals_of
-from agent.security.denials import Denials
+from agent.security.acls.acl_index import EVERY_OPERATION, NO_OPERATION, AclIndex
+from agent.security.acls.denials import Denials
+from agent.security.acls.settings import AuthorizationSettings, principals_of
 from agent.security.principal import Principal
 from sequencer.security.acl import ANY_HOST, CLUSTER_NAME, Operation, ResourceType
 

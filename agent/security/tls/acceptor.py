@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 from agent.metrics import Metrics
 from agent.security.listener_settings import ListenerSettings
-from agent.security.tls_contexts import KeptContext
-from agent.security.tls_failure import HandshakeFailed
-from agent.security.tls_transport import TlsTransport, receive_buffer
+from agent.security.tls.contexts import KeptContext
+from agent.security.tls.failure import HandshakeFailed
+from agent.security.tls.transport import TlsTransport, receive_buffer
 
 log = logging.getLogger("tidelog")
 

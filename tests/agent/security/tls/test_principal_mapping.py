@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.security.principal_mapping import BadRule, NoRuleMatches, PrincipalMapping
+from agent.security.tls.principal_mapping import BadRule, NoRuleMatches, PrincipalMapping
 
 SUBJECT = "CN=Duke,OU=ServiceUsers,O=Org,C=US"
 

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final, Protocol, cast
 
-from agent.security.tls_failure import HandshakeFailed, failure_of
+from agent.security.tls.failure import HandshakeFailed, failure_of
 
 _RECORD_BYTES: Final = 16_384
 """The most plain bytes of one TLS record."""

@@ -5,14 +5,14 @@ import asyncio
 import psycopg
 import pytest
 
-from agent.security.known_credentials import KnownCredentials
-from agent.security.logins import PasswordLogin, ScramLogin
-from agent.security.passwords import Passwords
+from agent.security.logins.known_credentials import KnownCredentials
+from agent.security.logins.logins import PasswordLogin, ScramLogin
+from agent.security.logins.passwords import Passwords
 from agent.security.sasl.settings import SaslSettings
 from agent.security.sasl.steps import CannotCheck
 from sequencer.client import Sequencer, SequencerSettings
 from sequencer.security.credentials import CredentialKey, ScramMechanism
-from tests.agent.security.users import keys_for
+from tests.agent.security.logins.users import keys_for
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ANN = CredentialKey("ann", ScramMechanism.SHA_256)

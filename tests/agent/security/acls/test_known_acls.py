@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from agent.security.authorization_settings import AuthorizationSettings
-from agent.security.authorizer import Authorizer
-from agent.security.known_acls import KnownAcls
+from agent.security.acls.authorizer import Authorizer
+from agent.security.acls.known_acls import KnownAcls
+from agent.security.acls.settings import AuthorizationSettings
 from agent.security.principal import Principal
 from sequencer.client import Sequencer
 from sequencer.database.database import SequencerUnavailable

@@ -10,8 +10,8 @@ from kio.schema.errors import ErrorCode
 
 from agent.security.sasl.settings import SaslSettings
 from tests.agent.running import Running, Wire, a_metadata, running, until_answered
-from tests.agent.security.by_hand import authenticate, handshake, log_in, plain
-from tests.agent.security.users import add_user
+from tests.agent.security.logins.by_hand import authenticate, handshake, log_in, plain
+from tests.agent.security.logins.users import add_user
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from agent.security.tls_contexts import ClientAuth, TlsFiles, server_context
-from agent.security.tls_failure import HandshakeFailed
-from agent.security.tls_transport import TlsTransport, receive_buffer
+from agent.security.tls.contexts import ClientAuth, TlsFiles, server_context
+from agent.security.tls.failure import HandshakeFailed
+from agent.security.tls.transport import TlsTransport, receive_buffer
 from tests.support.certificates import Authority, Certificate
 from tests.support.waiting import until
 

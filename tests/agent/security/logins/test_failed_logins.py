@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.security.failed_logins import FailedLogins
+from agent.security.logins.failed_logins import FailedLogins
 
 
 def of_hosts(most_hosts: int = 100) -> FailedLogins:

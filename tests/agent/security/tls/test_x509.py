@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.security.x509 import (
+from agent.security.tls.x509 import (
     BadCertificate,
     certificate_of_pem,
     expires_at_s,

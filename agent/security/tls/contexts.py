@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from pydantic import SecretStr
 
-from agent.security.x509 import BadCertificate, certificate_of_pem, expires_at_s
+from agent.security.tls.x509 import BadCertificate, certificate_of_pem, expires_at_s
 from storage.threads import Threads
 
 log = logging.getLogger("tidelog")

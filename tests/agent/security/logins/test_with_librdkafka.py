@@ -10,7 +10,7 @@ import pytest_asyncio
 from agent.security.sasl.settings import SaslSettings
 from sequencer.security.credentials import ScramMechanism
 from tests.agent.running import Running, running
-from tests.agent.security.users import add_user, as_user, login_error, produced
+from tests.agent.security.logins.users import add_user, as_user, login_error, produced
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from agent.security.acl_index import EVERY_OPERATION, AclIndex
-from agent.security.authorization_settings import AuthorizationSettings
-from agent.security.authorizer import Authorizer
+from agent.security.acls.acl_index import EVERY_OPERATION, AclIndex
+from agent.security.acls.authorizer import Authorizer
+from agent.security.acls.settings import AuthorizationSettings
 from agent.security.principal import ANONYMOUS, Principal
 from sequencer.security.acl import Acl, Operation, PatternType, Permission, ResourceType
 from tests.support.java import Java

@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 from agent.kafka.context import ConnectionState
 from agent.metrics import Metrics
-from agent.security.failed_logins import FailedLogins
-from agent.security.known_credentials import KnownCredentials
-from agent.security.logins import Login, PasswordLogin, ScramLogin, TokenLogin
-from agent.security.passwords import Passwords
+from agent.security.logins.failed_logins import FailedLogins
+from agent.security.logins.known_credentials import KnownCredentials
+from agent.security.logins.logins import Login, PasswordLogin, ScramLogin, TokenLogin
+from agent.security.logins.passwords import Passwords
 from agent.security.sasl.session import SaslSession
 from agent.security.sasl.settings import OAUTHBEARER, PLAIN, SaslSettings
 from agent.security.sasl.steps import SaslRefused
@@ -48,8 +48,8 @@ class Authentication:
         self._tokens = None
         if OAUTHBEARER in settings.mechanisms:
             # These import httpx and cryptography: 0.2 s that other agents do not need.
+            from agent.security.logins.token_keys import TokenKeys
             from agent.security.sasl.oauthbearer import TokenRules
-            from agent.security.token_keys import TokenKeys
 
             rules = TokenRules(
                 issuer=settings.oauth_issuer,

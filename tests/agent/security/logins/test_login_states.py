@@ -10,9 +10,9 @@ from kio.schema.errors import ErrorCode
 from agent.security.sasl.settings import SaslSettings
 from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, a_metadata, a_produce, running, until_answered
-from tests.agent.security.by_hand import authenticate, handshake, log_in, plain, send_raw
+from tests.agent.security.logins.by_hand import authenticate, handshake, log_in, plain, send_raw
+from tests.agent.security.logins.users import add_user, remove_user
 from tests.agent.security.sasl.test_scram import Client
-from tests.agent.security.users import add_user, remove_user
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from agent.security.sasl.settings import SaslSettings
 from tests.agent.running import Running, running
-from tests.agent.security.users import add_user
+from tests.agent.security.logins.users import add_user
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")

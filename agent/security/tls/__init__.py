@@ -1,0 +1,1 @@
+"""TLS: certificates and their files, handshakes, encrypted connections, and the names in certificates."""
