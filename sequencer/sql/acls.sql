@@ -17,8 +17,8 @@ SELECT add_acls(%(keys)s::bytea[], %(types)s::integer[], %(patterns)s::integer[]
 
 -- name: matching_acls
 -- A page in key order. All pages together show what was there the whole time.
-SELECT filter_number, (found).acl_key, (found).resource_type, (found).pattern_type, (found).name, (found).principal,
-    (found).host, (found).operation, (found).permission
+SELECT filter_number, (found).acl_key, (found).resource_type, (found).pattern_type, (found).name,
+    (found).principal, (found).host, (found).operation, (found).permission
 FROM matching_acls(%(types)s::integer[], %(patterns)s::integer[], %(match)s::boolean[], %(names)s::text[],
     %(principals)s::text[], %(hosts)s::text[], %(operations)s::integer[], %(permissions)s::integer[])
 WHERE (found).acl_key > %(after)s::bytea
