@@ -6,8 +6,8 @@ Promises:
 - A window is full when the connection has as many requests in flight as its recent maximum.
 - A connection is limited by its window if it fills it again soon after each answer: in less than half the
   time that the answer took, or within `refill_s`.
-- A connection flushes if its transactions end by waiting for all answers, again and again. Such a wait is a
-  silence of twice its usual pause between requests, and at least `refill_wait_s`.
+- A connection flushes if it waits for all answers and then sends again within `refill_s`, again and again.
+  Such a wait is a silence of twice its usual pause between requests, and at least `refill_wait_s`.
 - Waiting brings nothing only if every connection with batches in the open segment has a full window or waits
   in a flush, and at least one is limited by it. Connections that are about to fill theirs again are waited
   for, at most `refill_wait_s`.
@@ -42,7 +42,6 @@ class ProducerWindow:
 
     __slots__ = (
         "_batches",
-        "_began_s",
         "_bytes",
         "_earlier_widest",
         "_ended_s",
@@ -53,6 +52,7 @@ class ProducerWindow:
         "_refills",
         "_requests",
         "_sent_s",
+        "_was_full",
         "_widest",
         "batch_bytes",
         "in_flight",
@@ -68,13 +68,14 @@ class ProducerWindow:
         self._refill_until_s: float | None = None
         """When it should be full again, because an answer came while it was full."""
         self._refills = 0
-        self._began_s = self._sent_s = self._ended_s = 0.0
-        """When the first and last of the requests in flight were sent, and when the last of them was
-        answered."""
+        self._sent_s = self._ended_s = 0.0
+        """When the last of the requests in flight was sent, and when the last of them was answered."""
         self._pause_s = 0.0
         """The usual pause between requests while others are in flight."""
         self._is_flush = False
         """True if nothing came for long before the last answer."""
+        self._was_full = False
+        """True if the window was full since it was last empty. Its producer may have waited for that reason."""
         self._flushes = 0
 
     @property
@@ -103,22 +104,15 @@ class ProducerWindow:
         """How long nothing comes until a flush is assumed."""
         return max(policy.refill_wait_s, _PAUSES_OF_SILENCE * self._pause_s)
 
-    def sent(
-        self,
-        batches: int,
-        size_bytes: int,
-        now_s: float,
-        policy: WindowPolicy,
-        *,
-        is_transactional: bool = False,
-    ) -> None:
+    def sent(self, batches: int, size_bytes: int, now_s: float, policy: WindowPolicy) -> None:
         """Notes that the connection sent a request."""
         if self.in_flight == 0:
-            self._begin(now_s, policy, is_transactional=is_transactional)
+            self._begin(now_s, policy)
         elif not self.is_full:
             self._pause_s += _PAUSE_SHARE * (now_s - self._sent_s - self._pause_s)
         self._sent_s = now_s
         self.in_flight += 1
+        self._was_full |= self.is_full
         self._widest = max(self._widest, self.in_flight)
         self._requests += 1
         self._batches += batches
@@ -139,14 +133,13 @@ class ProducerWindow:
             self._ended_s = now_s
             self._is_flush = now_s - self._sent_s >= self.silence_s(policy)
 
-    def _begin(self, now_s: float, policy: WindowPolicy, *, is_transactional: bool) -> None:
+    def _begin(self, now_s: float, policy: WindowPolicy) -> None:
         """The first request after all were answered. If it comes soon, its producer waited for them."""
-        is_soon = now_s - self._ended_s <= max(policy.refill_s, (self._ended_s - self._began_s) / 2)
-        if is_transactional and self._is_flush and is_soon:
-            self._flushes = min(_MOST_REFILLS, self._flushes + 1)
+        if self._is_flush and now_s - self._ended_s <= policy.refill_s:
+            self._flushes += self._flushes < _MOST_REFILLS and not self._was_full
         else:
             self._flushes //= 2
-        self._began_s = now_s
+        self._was_full = False
 
     def _begin_history(self) -> None:
         self.batch_bytes = self._bytes // max(1, self._batches)
@@ -187,8 +180,6 @@ class OpenWindows:
         batches: int,
         size_bytes: int,
         now_s: float,
-        *,
-        is_transactional: bool = False,
     ) -> None:
         """The open segment took a request's batches. None: its producer waits for no answer."""
         if window is None:
@@ -200,7 +191,7 @@ class OpenWindows:
         else:
             self._open.add(window)
             self._expected.discard(window)
-        window.sent(batches, size_bytes, now_s, self._policy, is_transactional=is_transactional)
+        window.sent(batches, size_bytes, now_s, self._policy)
         self._with_room += _has_room(window)
         self._limited += _is_limited(window)
         if window.flushes and not window.is_full:

@@ -38,7 +38,6 @@ from storage.segments.segment import empty_segment, seal_segment
 from storage.segments.segment_batches import (
     LENGTH,
     RECORDS,
-    TRANSACTION,
     PendingBatches,
     PlacedBatch,
     PlacedBatches,
@@ -139,8 +138,7 @@ class WritePath:
             size_bytes, now_s = sum(sizes), self._clock()
             appended.number = self._gathered.add(appended, sizes, now_s)
             self._account(size_bytes)
-            is_transactional = bool(batches.columns[TRANSACTION].any())
-            self._windows.took(window, len(sizes), size_bytes, now_s, is_transactional=is_transactional)
+            self._windows.took(window, len(sizes), size_bytes, now_s)
             if window is not None:
                 appended.when_answered(lambda: self._windows.answered(window, now_s, self._clock()))
             is_due = self._gathered.size_bytes >= self._policy.segment_size_bytes or self._nothing_more_comes

@@ -158,13 +158,6 @@ def test_a_single_pause_does_not_end_a_producers_limit() -> None:
 class Flusher(Producer):
     """Sends a few requests 10 ms apart, and waits for all answers before it goes on."""
 
-    def __init__(self, windows: OpenWindows, *, is_transactional: bool = True) -> None:
-        super().__init__(windows)
-        self.is_transactional = is_transactional
-
-    def send(self, now_s: float) -> None:
-        self.windows.took(self.window, 1, 16_384, now_s, is_transactional=self.is_transactional)
-
     def burst(self, now_s: float, requests: int, answer_s: float) -> float:
         """Requests, and a seal that is answered `answer_s` after the last one. Returns the time."""
         for _ in range(requests):
@@ -176,15 +169,15 @@ class Flusher(Producer):
         return now_s
 
 
-def after_bursts(flusher: Flusher, answer_s: float = 0.25) -> float:
+def after_bursts(flusher: Flusher, answer_s: float = 0.25, pause_s: float = 0.0) -> float:
     """Each has fewer requests than the widest."""
     now_s = flusher.burst(0.0, 5, answer_s)
     for number in range(20):
-        now_s = flusher.burst(now_s, 3 + number % 2, answer_s)
+        now_s = flusher.burst(now_s + pause_s, 3 + number % 2, answer_s)
     return now_s
 
 
-def test_a_transaction_that_waits_for_its_last_answers_is_waited_for_a_moment() -> None:
+def test_a_producer_that_waits_for_its_last_answers_is_waited_for_a_moment() -> None:
     windows = some_windows()
     flusher = Flusher(windows)
     now_s = after_bursts(flusher) + 0.01
@@ -208,10 +201,21 @@ def test_a_producer_whose_answers_come_between_its_requests_does_not_flush() -> 
     assert windows.full_at_s(now_s + 1) is None
 
 
-def test_only_transactions_are_flushed_early() -> None:
+def test_a_producer_that_fills_its_window_now_and_then_still_flushes() -> None:
     windows = some_windows()
-    flusher = Flusher(windows, is_transactional=False)
-    now_s = after_bursts(flusher) + 0.01
+    flusher = Flusher(windows)
+    now_s = after_bursts(flusher)
+    now_s = flusher.burst(now_s, 5, 0.25) + 0.01
+
+    flusher.send(now_s)
+
+    assert windows.full_at_s(now_s) is not None
+
+
+def test_a_producer_that_pauses_after_its_answers_does_not_flush() -> None:
+    windows = some_windows()
+    flusher = Flusher(windows)
+    now_s = after_bursts(flusher, pause_s=0.03) + 0.01
 
     flusher.send(now_s)
 
@@ -247,7 +251,7 @@ def test_the_counters_equal_a_full_recount_of_the_windows(steps: list[tuple[int,
         now_s += 0.001 if step == "send" else 0.006
         window = each[number]
         if step == "send":
-            windows.took(window, 1, 100, now_s, is_transactional=number > 1)
+            windows.took(window, 1, 100, now_s)
             waiting.add(window)
         elif step == "seal":
             windows.sealed(is_rest_empty=True)
