@@ -11,7 +11,7 @@ from agent.security.listener_settings import ListenerSettings
 from cache_ring.peers.peer_connection import PeerHungUp, open_peer_stream
 from cache_ring.peers.peer_proof import PREFACE
 from tests.agent.running import Running, running
-from tests.agent.security.tls.test_listener import produce_and_consume
+from tests.agent.security.tls.test_tls_listener import produce_and_consume
 from tests.support.certificates import Authority, Certificate
 from tests.support.waiting import until
 
