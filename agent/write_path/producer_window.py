@@ -75,7 +75,7 @@ class ProducerWindow:
         self._is_flush = False
         """True if nothing came for long before the last answer."""
         self._was_full = False
-        """True if the window was full since it was last empty. Its producer may have waited for that reason."""
+        """True if the window was full since it was last empty. That may be why its producer waited."""
         self._flushes = 0
 
     @property

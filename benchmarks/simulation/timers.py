@@ -79,6 +79,7 @@ def claims_per_agent_s(settings: HousekeeperSettings) -> float:
             settings.transaction_timeout_interval_s,
             settings.transactional_id_expiry_interval_s,
             settings.transactional_id_expiry_interval_s,
+            settings.transactional_id_expiry_interval_s,
             settings.offset_expiry_interval_s,
             settings.idle_groups_interval_s,
             settings.dooming_interval_s,

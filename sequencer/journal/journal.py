@@ -111,11 +111,14 @@ NOT_IN_THE_JOURNAL: Final = frozenset(
         "transactions",
         "transaction_groups",
         "pending_offsets",
+        "security",
+        "user_credentials",
     }
 )
 """Tables about current work, the bucket's owner, counts, observations, recent changes of topics, how far logs
 are clean, and producers of transactions, which begin again (docs/design/recovery.md#transactions): a rebuilt
-database begins without these rows. Its migration makes a new secret, because the bucket holds none."""
+database begins without these rows. Its migration makes new secrets, and an operator adds users again, because
+the bucket holds neither."""
 
 _PACE: Final = 20.0
 """A family is read again after this many times the duration of its last reading."""

@@ -32,6 +32,7 @@ def stack(module_directory: Path) -> Iterator[Stack]:
     environment = {
         "TIDELOG_MEMBERSHIP_LEASE_S": "60",
         "TIDELOG_GROUP_INITIAL_REBALANCE_DELAY_MS": "200",
+        "TIDELOG_SECURITY_PROTOCOL": "SASL_PLAINTEXT",
         "TIDELOG_SASL_MECHANISMS": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
         "TIDELOG_CONNECTIONS_MAX_REAUTH_MS": "3000",
         "TIDELOG_OAUTH_JWKS": keys.as_uri(),

@@ -9,7 +9,7 @@ from sequencer.security.acl import Acl, AclFilter, Operation, PatternType, Permi
 from tests.support import apache_kafka
 from tests.support.java import Java
 
-_SOURCE = Path(__file__).parents[1] / "agent" / "security" / "StandardAuthorizerDecisions.java"
+_SOURCE = Path(__file__).parents[1] / "agent" / "security" / "acls" / "StandardAuthorizerDecisions.java"
 _Value = TypeVar("_Value")
 
 _ANY: Final = 1

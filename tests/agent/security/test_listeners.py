@@ -140,7 +140,7 @@ def test_an_open_listener_is_said_loudly(
 @pytest.mark.parametrize(
     ("agent", "listeners", "said"),
     [
-        ({}, {"security_protocol": "SASL_PLAINTEXT"}, "mechanism"),
+        ({}, {"security_protocol": "SASL_PLAINTEXT"}, "MECHANISMS"),
         ({"one_address": "lb:1"}, {"listeners": "PLAINTEXT://h:1,SSL://h:2", **FILES}, "ONE_ADDRESS"),
     ],
 )  # fmt: skip
