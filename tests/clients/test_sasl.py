@@ -24,6 +24,9 @@ PROVIDER_KEY = rsa.generate_private_key(65_537, 2048)
 PASSWORD = 'a "quoted" secret; =,'
 
 
+pytestmark = pytest.mark.clients
+
+
 @pytest.fixture(scope="module")
 def stack(module_directory: Path) -> Iterator[Stack]:
     """Two agents that take every mechanism, and ask for a new login every three seconds."""

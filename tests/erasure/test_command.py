@@ -16,7 +16,7 @@ from tidelog.errors import UserError
 
 @pytest.fixture(autouse=True)
 def environment(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in place.settings.model_dump(exclude_unset=True).items():
+    for name, value in place.settings.model_dump(exclude_unset=True, exclude_none=True).items():
         text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
         monkeypatch.setenv(f"TIDELOG_{name.upper()}", text)
 
