@@ -2,6 +2,7 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Properties;
+import java.util.concurrent.atomic.AtomicBoolean;
 import org.apache.flink.api.common.eventtime.WatermarkStrategy;
 import org.apache.flink.api.common.functions.OpenContext;
 import org.apache.flink.api.common.serialization.SimpleStringSchema;
@@ -26,8 +27,8 @@ import org.apache.logging.log4j.core.config.Configurator;
  * Flink counts the records of each key, from topic to topic, exactly once, until the process ends.
  *
  * <p>Arguments: bootstrap servers, name of the application (its group, and the prefix of its transactional ids),
- * input topic, output topic, naming strategy of transactions, after how many records a subtask fails the first
- * time, a file that makes the process end, and settings of Flink as {@code name=value}.
+ * input topic, output topic, naming strategy of transactions, after how many records a subtask fails once
+ * (0: never), a file that makes the process end, and settings of Flink as {@code name=value}.
  *
  * <p>A record's value is its key, a space, and its number; the output adds a space and the count.
  */
@@ -45,6 +46,10 @@ public final class FlinkCounts {
         Properties transactions = new Properties();
         // Longer than the test: what nobody ends stays open, and readers of committed records wait for it.
         transactions.setProperty("transaction.timeout.ms", "600000");
+        // The sink's administrator asks every broker for open transactions. It begins again when this is over, if
+        // one of them was just killed.
+        transactions.setProperty("default.api.timeout.ms", "10000");
+        transactions.setProperty("request.timeout.ms", "10000");
 
         KafkaSource<String> source = KafkaSource.<String>builder()
                 .setBootstrapServers(servers)
@@ -82,6 +87,7 @@ public final class FlinkCounts {
     /** Counts, and fails as asked. */
     private static final class Counts extends KeyedProcessFunction<String, String, String>
             implements CheckpointListener {
+        private static final AtomicBoolean HAS_FAILED = new AtomicBoolean();
         private final int failAfter;
         private final String halt;
         private transient ValueState<Long> count;
@@ -96,13 +102,13 @@ public final class FlinkCounts {
         public void open(OpenContext context) {
             count = getRuntimeContext().getState(new ValueStateDescriptor<>("count", Long.class));
             int attempt = getRuntimeContext().getTaskInfo().getAttemptNumber();
-            left = attempt == 0 && failAfter > 0 ? failAfter : Integer.MAX_VALUE;
+            left = failAfter;
             System.out.println("attempt " + attempt);
         }
 
         @Override
         public void processElement(String value, Context context, Collector<String> results) throws Exception {
-            if (--left == 0) {
+            if (failAfter > 0 && --left <= 0 && !HAS_FAILED.getAndSet(true)) {
                 System.out.println("fails");
                 throw new IllegalStateException("It fails as asked.");
             }
