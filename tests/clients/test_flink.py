@@ -95,7 +95,8 @@ class Writer:
         self._producer = Producer(
             {
                 "bootstrap.servers": servers,
-                "transactional.id": f"{topic}-writer",
+                # Not with the prefix of Flink's ids: it would take it for one of them.
+                "transactional.id": f"writer-of-{topic}",
                 "linger.ms": 5,
                 "log_level": 0,
             }
