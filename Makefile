@@ -69,7 +69,7 @@ test: install ## all checks and tests except the two suites below
 collected: install  # compiles the tests' modules while mypy has the other core; each worker would do it otherwise
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -qq --collect-only -m $(QUICK) > /dev/null || true  # the run tells
 
-test-clients: install ## clients in Go, JavaScript and Rust, where their toolchains are; Kafka Connect, Debezium, a schema registry
+test-clients: install ## clients in Go, JavaScript and Rust, where their toolchains are; Kafka Connect, Debezium, Flink, a schema registry
 	$(BIN)/python -m tests.clients.toolchains
 	$(BIN)/python -m pytest -m clients tests/clients
 

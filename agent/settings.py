@@ -137,11 +137,15 @@ class AgentSettings(Settings):
     max.request.partition.size.limit). Further ones are paged.
     """
     list_transactions_limit: int = Field(default=100_000, ge=1_000)
-    """The most transactional ids that one ListTransactions looks at."""
+    """The most transactional ids that one ListTransactions looks at, or the most producers if it names
+    producers.
+    """
     transaction_max_timeout_s: float = Field(default=900.0, gt=0, le=2_000_000)
     """The longest transaction timeout that a producer may ask for (Kafka's transaction.max.timeout.ms)."""
     describe_producers_limit: int = Field(default=1_000, ge=1)
-    """The most producers per partition in an answer to DescribeProducers."""
+    """The most producers per partition in an answer to DescribeProducers. Those with open transactions are
+    counted apart from the others.
+    """
     topic_cache_s: float = Field(default=5.0, ge=0)
     """How long a topic that was looked up is trusted. Changes through other agents are noticed sooner."""
     topic_changes_poll_s: float = Field(default=0.5, gt=0)

@@ -311,15 +311,13 @@ class Transactions:
 
     async def page(self, cap: int, after: str = "") -> Sequence[TransactionListing]:
         """Returns the next `cap` transactional ids in order."""
-        return [
-            TransactionListing(
-                transactional_id=row.transactional_id,
-                producer_id=ProducerId(row.producer_id),
-                last_end=row.ended,
-                open_for_ms=None if row.started_ms is None else max(0, row.now_ms - row.started_ms),
-            )
-            for row in await self._database.read(SQL["list"], after=after, cap=cap)
-        ]
+        return _listings(await self._database.read(SQL["list"], after=after, cap=cap))
+
+    async def of_producers(self, producer_ids: Sequence[ProducerId]) -> Sequence[TransactionListing]:
+        """Returns the transactional ids that have these producer ids now, in order. Name each once."""
+        return _listings(
+            await self._database.read(SQL["list_of_producers"], producer_ids=Int8Array(producer_ids))
+        )
 
     async def of_producer(self, producer_id: ProducerId) -> ProducerOfTransactions | None:
         rows = await self._database.read(SQL["by_producer"], producer_id=producer_id)
@@ -339,6 +337,18 @@ class Transactions:
 
 def _identity(row: Row) -> ProducerIdentity:
     return ProducerIdentity(producer_id=ProducerId(row.producer_id), producer_epoch=row.producer_epoch)
+
+
+def _listings(rows: Sequence[Row]) -> Sequence[TransactionListing]:
+    return [
+        TransactionListing(
+            transactional_id=row.transactional_id,
+            producer_id=ProducerId(row.producer_id),
+            last_end=row.ended,
+            open_for_ms=None if row.started_ms is None else max(0, row.now_ms - row.started_ms),
+        )
+        for row in rows
+    ]
 
 
 def _producer(row: Row) -> ProducerOfTransactions:

@@ -135,6 +135,19 @@ CROSS JOIN LATERAL (
 WHERE t.transactional_id > %(after)s
 ORDER BY t.transactional_id LIMIT %(cap)s
 
+-- name: list_of_producers
+SELECT t.transactional_id, t.producer_id, t.ended,
+    (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms,
+    (extract(epoch FROM o.expires_at) * 1000)::bigint - t.timeout_ms AS started_ms
+FROM unnest(%(producer_ids)s::bigint[]) AS asked (producer_id)
+JOIN transactions AS t USING (producer_id)
+CROSS JOIN LATERAL (
+    SELECT min(p.expires_at) AS expires_at FROM (
+        SELECT expires_at FROM transaction_partitions WHERE producer_id = t.producer_id
+        UNION ALL
+        SELECT expires_at FROM transaction_groups WHERE producer_id = t.producer_id) AS p) AS o
+ORDER BY t.transactional_id
+
 -- name: by_producer
 SELECT transactional_id, producer_id, producer_epoch FROM transactions WHERE producer_id = %(producer_id)s
 

@@ -248,7 +248,9 @@ class Administration:
     async def active_producers(
         self, partitions: Sequence[PartitionKey], cap: int
     ) -> dict[PartitionKey, tuple[ActiveProducer, ...]]:
-        """Returns at most `cap` idempotent producers of each, by id. Missing partitions are left out."""
+        """Returns idempotent producers of each, by id: those with the oldest open transactions, and the
+        youngest ids, `cap` of either. Missing partitions are left out.
+        """
         rows = await self._database.read(
             ADMINISTRATION_SQL["active_producers"],
             topic_ids=UuidArray(topic_id for topic_id, _ in partitions),

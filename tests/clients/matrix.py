@@ -105,6 +105,18 @@ CLIENTS = {
             features=("changes of Postgres, exactly once", "an agent dies", "a worker dies"),
         ),
         Client(
+            name="flink",
+            language="Java",
+            features=(
+                "source: committed records",
+                "source: offsets of its group",
+                "sink: exactly once",
+                "a task fails",
+                "its process dies before it commits",
+                "an agent dies",
+            ),
+        ),
+        Client(
             name="mirror-maker",
             language="Java",
             features=("records", "configs of topics", "offsets of groups", "an agent dies"),

@@ -1,8 +1,8 @@
 """Kafka API 61, DescribeProducers, v0 (KIP-664): the idempotent producers that the log knows of each
 partition.
 
-At most TIDELOG_DESCRIBE_PRODUCERS_LIMIT per partition, the latest ones. A partition named twice is described
-once.
+Per partition these are the producers of the oldest open transactions, and the latest producers, at most
+TIDELOG_DESCRIBE_PRODUCERS_LIMIT of either. A partition named twice is described once.
 """
 
 from collections.abc import Collection, Mapping

@@ -2,10 +2,11 @@
 
 Every agent lists the transactional ids of the whole cluster whose coordinator it is, so a client that asks
 all agents sees each id once. Filters are checked as in Kafka: the answer names unknown states, and an invalid
-pattern is refused (INVALID_REGULAR_EXPRESSION). At most TIDELOG_LIST_TRANSACTIONS_LIMIT ids are looked at.
+pattern is refused (INVALID_REGULAR_EXPRESSION). If the request names producers, only their ids are looked up,
+however many others there are. At most TIDELOG_LIST_TRANSACTIONS_LIMIT ids are looked at.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Final, Protocol
 
 import re2
@@ -22,6 +23,7 @@ from agent.kafka.transactions import AWAY, state_of
 from agent.kafka.uses import UsesSequencer
 from sequencer.commits.transactions import TransactionListing
 from sequencer.security.acl import Operation
+from storage.identifiers import ProducerId as LogProducerId
 
 
 class _Uses(UsesSequencer, UsesRouting, Protocol):
@@ -50,37 +52,45 @@ async def handle(
         pattern = re2.compile(request.transactional_id_pattern) if request.transactional_id_pattern else None
     except re2.error:
         return _respond(request, ErrorCode.invalid_regular_expression)
-    found: list[TransactionListing] = []
-    looked_at, after = 0, ""
     try:
-        while looked_at < context.settings.list_transactions_limit:
-            page = await context.parts.sequencer.transactions.page(_PAGE, after)
-            found += [
-                one
-                for one in page
-                if _is_wanted(one, request)
-                and (pattern is None or pattern.fullmatch(one.transactional_id))
-                and _is_ours(one, context)
-                and is_silently_allowed(Operation.DESCRIBE, TRANSACTIONAL_ID, one.transactional_id, context)
-            ]
-            if len(page) < _PAGE:
-                break
-            looked_at, after = looked_at + _PAGE, page[-1].transactional_id
+        found = [
+            one
+            async for one in _looked_at(request, context)
+            if _is_wanted(one, request)
+            and (pattern is None or pattern.fullmatch(one.transactional_id))
+            and _is_ours(one, context)
+            and is_silently_allowed(Operation.DESCRIBE, TRANSACTIONAL_ID, one.transactional_id, context)
+        ]
     except AWAY:
         return _respond(request, ErrorCode.coordinator_not_available)
     return _respond(request, ErrorCode.none, found)
 
 
+async def _looked_at(
+    request: ListTransactionsRequest, context: RequestContext[_Uses]
+) -> AsyncIterator[TransactionListing]:
+    transactions, limit = context.parts.sequencer.transactions, context.settings.list_transactions_limit
+    asked = sorted({LogProducerId(producer_id) for producer_id in request.producer_id_filters})
+    if asked:
+        for first in range(0, min(len(asked), limit), _PAGE):
+            for one in await transactions.of_producers(asked[first : min(first + _PAGE, limit)]):
+                yield one
+        return
+    after = ""
+    for _ in range(0, limit, _PAGE):
+        page = await transactions.page(_PAGE, after)
+        for one in page:
+            yield one
+        if len(page) < _PAGE:
+            return
+        after = page[-1].transactional_id
+
+
 def _is_wanted(one: TransactionListing, request: ListTransactionsRequest) -> bool:
     is_open = one.open_for_ms is not None
     return (
-        (not request.state_filters or state_of(one.last_end, is_open=is_open) in request.state_filters)
-        and (
-            not request.producer_id_filters
-            or int(one.producer_id) in {int(asked) for asked in request.producer_id_filters}
-        )
-        and (request.duration_filter < 0 or (one.open_for_ms or 0) > request.duration_filter)
-    )
+        not request.state_filters or state_of(one.last_end, is_open=is_open) in request.state_filters
+    ) and (request.duration_filter < 0 or (one.open_for_ms or 0) > request.duration_filter)
 
 
 def _is_ours(one: TransactionListing, context: RequestContext[_Uses]) -> bool:

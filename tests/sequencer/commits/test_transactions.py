@@ -352,6 +352,28 @@ async def test_a_client_of_the_older_protocol_keeps_its_epoch(sequencer: Sequenc
         assert (await end(sequencer, producer, cause=EndCause.CLIENT)).markers == ()
 
 
+async def test_another_client_that_knows_the_epoch_ends_a_transaction_in_the_older_protocol(
+    sequencer: Sequencer,
+) -> None:
+    """As Flink resumes what a dead process has prepared. Answers are those of Kafka 4.1."""
+    [key] = await a_topic(sequencer, 1)
+    first = await a_producer(sequencer)
+    await write(sequencer, first, key)
+    prepared = of("tx", (await end(sequencer, first)).identity)
+    await write(sequencer, prepared, key)
+
+    resumed = await end(sequencer, prepared, cause=EndCause.CLIENT)
+    again = await end(sequencer, prepared, cause=EndCause.CLIENT)
+    before = await sequencer.transactions.end(first, is_commit=True, cause=EndCause.CLIENT)
+
+    assert [(marker.topic_id, marker.partition) for marker in resumed.markers] == [key]
+    assert again.markers == ()
+    assert resumed.identity == again.identity
+    assert resumed.identity.producer_epoch == prepared.producer_epoch
+    assert before is TransactionRefusal.FENCED
+    assert (await look(sequencer, key)).high_watermark == 4
+
+
 async def test_used_up_epochs_give_another_producer_id(sequencer: Sequencer) -> None:
     [key] = await a_topic(sequencer, 1)
     producer = await a_producer(sequencer)

@@ -3,8 +3,11 @@
 from uuid import uuid4
 
 from sequencer.client import Sequencer
+from sequencer.commits.producers import ProducerIdentity
+from sequencer.commits.transactions import EndCause, ProducerOfTransactions
 from sequencer.topics.topics import ActiveProducer
 from storage.identifiers import Partition, ProducerId, TopicId
+from storage.segments.segment_batches import BatchTransaction
 from tests.sequencer.builders import ABatch, committed
 
 
@@ -51,3 +54,35 @@ async def test_the_producers_of_a_partition_are_named_with_their_last_batch(sequ
         )
         for number in (1, 2)
     )
+
+
+async def test_producers_with_open_transactions_are_seen_however_many_are_younger(
+    sequencer: Sequencer,
+) -> None:
+    key = ((await sequencer.topics.create("orders", 1, {})).topic_id, Partition(0))
+    producers = []
+    for number in range(4):
+        identity = await sequencer.transactions.initialize(f"id-{number}", 60_000)
+        assert isinstance(identity, ProducerIdentity)
+        batch = ABatch(
+            topic_id=key[0],
+            partition=key[1],
+            producer_id=identity.producer_id,
+            epoch=identity.producer_epoch,
+            sequence=0,
+            transaction=BatchTransaction.ADDS_ITSELF,
+        )
+        await committed(sequencer, [batch])
+        producer = ProducerOfTransactions(
+            transactional_id=f"id-{number}",
+            producer_id=identity.producer_id,
+            producer_epoch=identity.producer_epoch,
+        )
+        if number not in (1, 3):
+            await sequencer.transactions.end(producer, is_commit=True, cause=EndCause.CLIENT_2)
+        producers.append(identity.producer_id)
+
+    found = await sequencer.administration.active_producers([key], 1)
+
+    # The oldest open one, and the youngest.
+    assert [producer.producer_id for producer in found[key]] == [producers[1], producers[3]]

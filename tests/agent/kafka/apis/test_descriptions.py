@@ -267,6 +267,26 @@ async def test_an_id_is_described_once_and_so_many_partitions_in_one_response(
     assert alone.error_code is ErrorCode.none
 
 
+async def test_transactions_of_named_producers_are_listed_page_by_page(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"named-{number}" for number in range(4)]
+    producers = [given.producer_id for given in await open_transactions(wire, "of-named", *names)]
+    monkeypatch.setattr("agent.kafka.apis.list_transactions._PAGE", 2)
+
+    async def listed(*producer_ids: int, state: str = "Ongoing") -> list[tuple[str, int]]:
+        filters = {"state_filters": (state,), "producer_id_filters": producer_ids, "duration_filter": -1}
+        answer = await wire.ask(request(66, 2, **filters, transactional_id_pattern=""))
+        assert answer.error_code is ErrorCode.none
+        return sorted((one.transactional_id, one.producer_id) for one in answer.transaction_states)
+
+    found = await listed(*producers[1:], producers[1], producers[3], 1)
+    ended = await listed(*producers, state="CompleteCommit")
+
+    assert found == list(zip(names[1:], producers[1:], strict=True))
+    assert ended == []
+
+
 async def test_transactions_that_are_unknown_are_not_described(wire: Wire) -> None:
     described = await wire.ask(request(65, 0, transactional_ids=("tx", "")))
 
