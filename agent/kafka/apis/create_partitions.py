@@ -10,7 +10,7 @@ from kio.schema.create_partitions.v3.request import CreatePartitionsRequest, Cre
 from kio.schema.create_partitions.v3.response import CreatePartitionsResponse, CreatePartitionsTopicResult
 from kio.schema.errors import ErrorCode
 
-from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
+from agent.error_codes import ADMINISTRATION_ERRORS, AdministrationRefused, administration_code
 from agent.kafka.authorization import TOPIC, may
 from agent.kafka.configs.administration import named_twice, within
 from agent.kafka.configs.mutation_quota import mutation_throttle, mutations_taken
@@ -77,6 +77,8 @@ async def _grow(topic: CreatePartitionsTopic, validate_only: bool, context: Requ
         )
     if not validate_only:
         async with mutations_taken(topic.count - found.partition_count, context, refused_from=_REFUSED_FROM):
+            if not may(Operation.ALTER, TOPIC, topic.name, context):  # the quota may have made it wait
+                raise AdministrationRefused(ErrorCode.topic_authorization_failed, "Authorization failed.")
             await topics.add_partitions(topic.name, topic.count)
 
 

@@ -20,7 +20,7 @@ from kio.schema.errors import ErrorCode
 from kio.static.primitive import i16, i32
 
 from agent.error_codes import ADMINISTRATION_ERRORS, AdministrationRefused, administration_code
-from agent.kafka.authorization import CLUSTER, TOPIC, is_silently_allowed, permitted
+from agent.kafka.authorization import CLUSTER, TOPIC, is_silently_allowed, may, permitted
 from agent.kafka.configs.administration import named_twice, within
 from agent.kafka.configs.config_entries import topic_entries
 from agent.kafka.configs.mutation_quota import mutation_throttle, mutations_taken
@@ -93,6 +93,7 @@ async def _create(
     config = _config(topic)
     if not validate_only:
         async with mutations_taken(count, context, refused_from=_REFUSED_FROM):
+            _check_still_allowed(topic.name, context)
             created = await topics.create(topic.name, count, config)
         return _created(topic, created.topic_id, count, config, context)
     await topics.check_name(topic.name)
@@ -100,6 +101,17 @@ async def _create(
         validate_config(name, value)
     check_together(config)
     return _created(topic, None, count, config, context)
+
+
+def _check_still_allowed(name: str, context: RequestContext[_Uses]) -> None:
+    """Raises AdministrationRefused if the client may no longer create the topic: the quota may have made it
+    wait.
+    """
+    if not (
+        is_silently_allowed(Operation.CREATE, CLUSTER, CLUSTER_NAME, context)
+        or may(Operation.CREATE, TOPIC, name, context)
+    ):
+        raise AdministrationRefused(ErrorCode.topic_authorization_failed, "Authorization failed.")
 
 
 def _partition_count(topic: CreatableTopic, context: RequestContext[_Uses]) -> int:

@@ -67,11 +67,12 @@ async def handle(request: DeleteTopicsRequest, context: RequestContext[_Uses]) -
             await _check_authorized(topic, context)
             async with within(request.timeout, context):
                 async with mutations_taken(1, context, refused_from=_REFUSED_FROM):
+                    await _check_authorized(topic, context)  # again: the quota may have made it wait
                     deleted = await _delete(topic, context)
                 count_mutations(deleted.partition_count - 1, context)
         except _Hidden as error:
             hidden = _Doomed(name=error.name, topic_id=topic.topic_id)
-            results.append(_result(hidden, ErrorCode.topic_authorization_failed, "Authorization failed."))
+            results.append(_result(hidden, error.code, str(error)))
         except ADMINISTRATION_ERRORS as error:
             results.append(_result(topic, administration_code(error), str(error)))
         else:
@@ -112,30 +113,36 @@ async def _once(doomed: Sequence[_Doomed], context: RequestContext[_Uses]) -> di
     return found
 
 
-class _Hidden(Exception):
+class _Hidden(AdministrationRefused):
     """The client may not delete the topic. `name` is shown to a client that may describe it, or named it."""
 
     def __init__(self, name: str | None) -> None:
+        super().__init__(ErrorCode.topic_authorization_failed, "Authorization failed.")
         self.name = None if name is None else TopicName(name)
 
 
 async def _check_authorized(doomed: _Doomed, context: RequestContext[_Uses]) -> None:
-    """Raises _Hidden, or one of ADMINISTRATION_ERRORS. A topic that the client may describe and that does
-    not exist is left to the deletion.
+    """Raises _Hidden, or one of ADMINISTRATION_ERRORS. Only a topic that the client may delete is left to the
+    deletion: another client may create one of this name before it.
     """
     if is_silently_allowed(Operation.DELETE, CLUSTER, CLUSTER_NAME, context):
         return
+    if doomed.name is not None and doomed.topic_id is not None:
+        return  # the deletion refuses it, whoever asks
     if doomed.name is not None:
         if not may(Operation.DESCRIBE, TOPIC, doomed.name, context):
             raise _Hidden(doomed.name)
         if is_silently_allowed(Operation.DELETE, TOPIC, doomed.name, context):
             return
-        if await context.parts.topics.fresh([doomed.name]):
-            note_refusal(Operation.DELETE, TOPIC, doomed.name, context)
-            raise _Hidden(doomed.name)
-    elif doomed.topic_id is not None:
+        if not await context.parts.topics.fresh([doomed.name]):
+            raise UnknownTopic(f"There is no topic '{doomed.name[:300]}'.")
+        note_refusal(Operation.DELETE, TOPIC, doomed.name, context)
+        raise _Hidden(doomed.name)
+    if doomed.topic_id is not None:
         topic = (await context.parts.topics.by_id([doomed.topic_id])).get(doomed.topic_id)
-        if topic is not None and not may(Operation.DELETE, TOPIC, topic.name, context):
+        if topic is None:
+            raise AdministrationRefused(ErrorCode.unknown_topic_id, "There is no topic of this id.")
+        if not may(Operation.DELETE, TOPIC, topic.name, context):
             is_visible = is_silently_allowed(Operation.DESCRIBE, TOPIC, topic.name, context)
             raise _Hidden(topic.name if is_visible else None)
 

@@ -62,7 +62,7 @@ async def mutations_taken(
     quotas.take(client, mutations)
     try:
         yield
-    except (TopicExists, UnknownTopic):
+    except (AdministrationRefused, TopicExists, UnknownTopic):
         quotas.take(client, -mutations)
         raise
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -88,7 +88,7 @@ def acl(operation: Operation, kind: ResourceType, name: str, user: str, *, prefi
     )
 
 
-async def allow(sequencer: Sequencer, agents: tuple[Running, Running], *acls: Acl) -> None:
+async def allow(sequencer: Sequencer, agents: Sequence[Running], *acls: Acl) -> None:
     await sequencer.acls.add(acls, 1_000)
     for agent in agents:
         assembly = agent.app._reached.assembly
