@@ -238,6 +238,7 @@ class App:
             self._app_settings.listeners.principal_mapping(),
         )
         parts.authentication.known.on_deleted = listener.end_sessions
+        parts.authentication.known.in_use = listener.credentials_in_use
         peer_server.share(FORWARDED, listener.take_forwarded)
         peer_server.share(PROBES, assembly.watch.take)
         parts.membership.when_changed(forwarding.look)

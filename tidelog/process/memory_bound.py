@@ -33,6 +33,8 @@ SEQUENCE_GAP_BYTES: Final = 380
 CREDENTIAL_BYTES: Final = 4 << 10
 STRANGER_BYTES: Final = 480
 VERIFIED_PASSWORD_BYTES: Final = 800
+LOGIN_BYTES: Final = 7 << 10
+"""What a login under way keeps of its client's messages."""
 FAILING_HOST_BYTES: Final = 360
 DECODED_ROW_GROUP_BYTES: Final = 64 << 20
 """A row group of 8 MiB as Arrow columns, as records and as batches."""
@@ -105,6 +107,8 @@ def _of_logins(settings: AllSettings) -> dict[str, int]:
     sasl = settings.sasl
     return {
         "frames of sasl_max_unauthenticated": 2 * small_frames_bytes(sasl),
+        # A client that has logged in may do so again.
+        "logins of max_connections": LOGIN_BYTES * settings.agent.max_connections,
         "sasl_large_frames_bytes": max(sasl.sasl_large_frames_bytes, sasl.sasl_max_receive_bytes),
         # A user, and a name that no user has.
         "sasl_credentials_cached": (CREDENTIAL_BYTES + STRANGER_BYTES) * sasl.sasl_credentials_cached,

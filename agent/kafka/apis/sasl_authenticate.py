@@ -49,14 +49,15 @@ async def handle(
         session.fail()
         mechanism = session.mechanism or ""
         delay_s = context.parts.authentication.note_failure(context.connection, mechanism, refused)
-        await asyncio.sleep(delay_s)
-        if context.api_version == RAW_VERSION:
-            raise CloseConnection("the login failed") from None
-        return _refused(
-            ErrorCode.sasl_authentication_failed,
-            f"Authentication failed during authentication due to invalid credentials with SASL mechanism "
-            f"{mechanism}",
-        )
+    # The wait is outside the `except`: a caught exception keeps what the failed step had in memory.
+    await asyncio.sleep(delay_s)
+    if context.api_version == RAW_VERSION:
+        raise CloseConnection("the login failed")
+    return _refused(
+        ErrorCode.sasl_authentication_failed,
+        f"Authentication failed during authentication due to invalid credentials with SASL mechanism "
+        f"{mechanism}",
+    )
 
 
 def _stepped(

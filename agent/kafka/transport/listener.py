@@ -128,6 +128,11 @@ class Listener:
     def resume(self) -> None:
         self._accepting = True
 
+    def credentials_in_use(self) -> Set[CredentialKey]:
+        """The credentials that open sessions have proved themselves with."""
+        sessions = (connection.state.sasl for connection in self._connections)
+        return {one.credential for one in sessions if one is not None and one.credential is not None}
+
     def end_sessions(self, deleted: Set[CredentialKey]) -> None:
         """Hangs up on the clients that proved themselves with credentials that were deleted."""
         for connection in list(self._connections):

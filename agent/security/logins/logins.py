@@ -1,7 +1,10 @@
 """A login of each SASL mechanism: runs the mechanism's machine and finds what it needs.
 
-Promise: a step returns what to send, or raises SaslRefused or CannotCheck. The steps of a login come one
-after the other.
+Promises:
+- A step returns what to send, or raises SaslRefused or CannotCheck. The steps of a login come one after the
+  other.
+- When a step returns `Proven`, this agent knows of no later change or deletion of the credential. A caller
+  that opens the session before it awaits anything hears of each deletion from then on.
 """
 
 import secrets
@@ -14,7 +17,7 @@ from agent.security.sasl import scram
 from agent.security.sasl.plain import read_plain
 from agent.security.sasl.steps import CannotCheck, Challenge, Proven, SaslRefused
 from sequencer.database.database import SequencerUnavailable
-from sequencer.security.credentials import CredentialKey, ScramMechanism
+from sequencer.security.credentials import Credential, ScramMechanism
 
 if TYPE_CHECKING:
     from agent.security.logins.token_keys import TokenKeys
@@ -35,7 +38,7 @@ class ScramLogin:
         self._known = known
         self._decoy_iterations = decoy_iterations
         self._exchange = scram.ScramExchange(mechanism, secrets.token_bytes(scram.NONCE_BYTES))
-        self._is_user = False
+        self._credential: Credential | None = None
 
     async def step(self, message: bytes) -> Challenge | Proven:
         exchange = self._exchange
@@ -45,15 +48,15 @@ class ScramLogin:
                 found, decoy_key = await self._known.of(user), await self._known.decoy_key()
             except SequencerUnavailable as error:
                 raise CannotCheck(str(error)) from error
-            keys = next((one.keys for one in found if one.key.mechanism is self._mechanism), None)
-            self._is_user = keys is not None
+            credential = next((one for one in found if one.key.mechanism is self._mechanism), None)
+            self._credential = credential
             decoy = scram.decoy(self._mechanism, user, decoy_key, self._decoy_iterations)
-            return Challenge(data=exchange.challenge(keys or decoy))
+            return Challenge(data=exchange.challenge(decoy if credential is None else credential.keys))
         data = exchange.final(message)
-        if not self._is_user:
+        if self._credential is None:
             raise SaslRefused(_WRONG, exchange.user)
-        credential = CredentialKey(exchange.user, self._mechanism)
-        return Proven(user=exchange.user, data=data, credential=credential)
+        await _require_unchanged(self._known, self._credential)
+        return Proven(user=exchange.user, data=data, credential=self._credential.key)
 
 
 class PasswordLogin:
@@ -75,6 +78,7 @@ class PasswordLogin:
         decoy = scram.decoy(ScramMechanism.SHA_512, login.user, decoy_key, self._decoy_iterations)
         if not await self._passwords.is_right(login, credential, decoy, self._host) or credential is None:
             raise SaslRefused(_WRONG, login.user)
+        await _require_unchanged(self._known, credential)
         return Proven(user=login.user, credential=credential.key)
 
 
@@ -103,3 +107,13 @@ class TokenLogin:
             self._refused = refused
             return Challenge(data=INVALID_TOKEN)
         return Proven(user=holder.user, token_s=holder.valid_s)
+
+
+async def _require_unchanged(known: KnownCredentials, credential: Credential) -> None:
+    """The client may have taken its time to prove itself. Raises SaslRefused, CannotCheck."""
+    try:
+        is_unchanged = await known.has(credential)
+    except SequencerUnavailable as error:
+        raise CannotCheck(str(error)) from error
+    if not is_unchanged:
+        raise SaslRefused("the credential was changed or deleted during the login", credential.key.user)

@@ -50,7 +50,7 @@ class Passwords:
     ) -> bool:
         """`credential`: the user's, None if there is none; the password is then compared with `decoy`."""
         mechanism = ScramMechanism.SHA_512 if credential is None else credential.key.mechanism
-        digest = hmac.digest(self._key, login.password.encode(), "sha256")
+        digest = hmac.digest(self._key, login.password, "sha256")
         if credential is not None and self._knows(login.user, credential, digest):
             return True
         keys = decoy if credential is None else credential.keys

@@ -10,7 +10,6 @@ Pure: the caller has the keys and the clock.
 """
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -37,6 +36,8 @@ _KEY_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "OKP": ("EdDSA",),
 }
 """The algorithms of each type of key. All are asymmetric."""
+_END_OF_TIME_S: Final = 253_402_300_800
+"""The end of the year 9999."""
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -144,7 +145,10 @@ def read_token_login(message: bytes) -> TokenLogin:
     bearer = _BEARER.fullmatch(pairs.get("auth", ""))
     if bearer is None:
         raise SaslRefused("the client's message has no bearer token")
-    return TokenLogin(token=bearer["token"], authzid=found["authzid"] or None)
+    authzid = found["authzid"] or None
+    if authzid is not None and not can_be_user(authzid):
+        raise SaslRefused("no user can have the name that the client asks to act for")
+    return TokenLogin(token=bearer["token"], authzid=authzid)
 
 
 def token_key_id(login: TokenLogin) -> str | None:
@@ -200,6 +204,7 @@ def _header(token: str) -> Mapping[str, Any]:
 
 def _time(claims: Mapping[str, Any], claim: str, user: str) -> float:
     value = claims[claim]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    # Comparisons also hold for integers that no float can have, and fail for NaN.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _END_OF_TIME_S:
         raise SaslRefused(f"the token's claim {claim} is no time", user)
     return float(value)

@@ -6,6 +6,8 @@ Promises:
 - A user that does not exist gets a salt and a number of iterations that are always the same (`decoy`), and
   fails where a wrong password fails, with the same work.
 - Any bytes are answered or raise SaslRefused.
+- An exchange keeps few KiB, whatever the client sends: a message has at most 4,096 bytes, and a name that no
+  user can have is refused.
 
 As in Kafka's clients, names and passwords are taken as they are: SASLprep is not applied. Channel binding is
 not offered. Refused: `tokenauth` (KIP-48) and mandatory extensions.
@@ -21,7 +23,7 @@ import re
 from typing import Final
 
 from agent.security.sasl.steps import SaslRefused
-from sequencer.security.credentials import ScramKeys, ScramMechanism
+from sequencer.security.credentials import ScramKeys, ScramMechanism, can_be_user
 
 LEAST_ITERATIONS: Final = 4_096
 MOST_ITERATIONS: Final = 16_384
@@ -31,7 +33,10 @@ SALT_CHARACTERS: Final = 26
 """Salts have the form of those that Kafka's tools make: letters and digits. A decoy must look like them."""
 _ALPHABET: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 _HASHES: Final = {ScramMechanism.SHA_256: "sha256", ScramMechanism.SHA_512: "sha512"}
-_LONGEST_MESSAGE: Final = 65_536
+_LONGEST_MESSAGE: Final = 4_096
+"""In bytes. A name of 255 bytes takes 765 at most, where all of them are escaped."""
+_LONGEST_NONCE: Final = 256
+"""In characters. Clients use 20 to 50."""
 _CLIENT_FIRST: Final = re.compile(
     r"(?P<header>(?P<binding>n|y|p=[A-Za-z0-9.\-]+),(?:a=(?P<authzid>[^,]*))?,)"
     r"(?P<bare>n=(?P<name>[^,]*),r=(?P<nonce>[^,]+)(?P<extensions>(?:,[A-Za-z]+=[^,]*)*))",
@@ -64,9 +69,9 @@ def keys_of(mechanism: ScramMechanism, salted: bytes, salt: bytes, iterations: i
     )
 
 
-def proves(mechanism: ScramMechanism, password: str, keys: ScramKeys) -> bool:
-    """True if it is the password. Takes as long as `salted_password`."""
-    salted = salted_password(mechanism, password, keys.salt, keys.iterations)
+def proves(mechanism: ScramMechanism, password: bytes, keys: ScramKeys) -> bool:
+    """True if it is the password, in UTF-8. Takes as long as `salted_password`."""
+    salted = salted_password(mechanism, password.decode(), keys.salt, keys.iterations)
     found = keys_of(mechanism, salted, keys.salt, keys.iterations)
     return hmac.compare_digest(found.stored_key, keys.stored_key)
 
@@ -100,7 +105,9 @@ class ScramExchange:
         """`nonce`: at least 24 random bytes, never used before."""
         self._mechanism = mechanism
         self._own_nonce = base64.urlsafe_b64encode(nonce).decode().rstrip("=")
-        self._header = self._client_first = self._server_first = self._nonce = ""
+        # Bytes, because one rare character makes each character of a text take four.
+        self._header = self._client_first = self._server_first = b""
+        self._nonce = ""
         self._keys: ScramKeys | None = None
         self.user: str | None = None
 
@@ -109,16 +116,21 @@ class ScramExchange:
         found = _CLIENT_FIRST.fullmatch(_text(message))
         if found is None:
             raise SaslRefused("the client's first message is not SCRAM's")
-        user = self.user = _name(found["name"])
+        user = _name(found["name"])
+        if not can_be_user(user):
+            raise SaslRefused("no user can have this name")
+        self.user = user
         if found["binding"].startswith("p"):
             raise SaslRefused("the client asks for channel binding, which is not offered", user)
         if not _PRINTABLE.fullmatch(found["nonce"]):
             raise SaslRefused("the client's nonce is not printable", user)
+        if len(found["nonce"]) > _LONGEST_NONCE:
+            raise SaslRefused(f"the client's nonce has more than {_LONGEST_NONCE} characters", user)
         if any(extension.partition("=")[0] == "tokenauth" for extension in found["extensions"].split(",")):
             raise SaslRefused("the client offers a delegation token: tokens (KIP-48) are not served", user)
         if found["authzid"] and _name(found["authzid"]) != user:
             raise SaslRefused("the client asks to act for another user", user)
-        self._header, self._client_first = found["header"], found["bare"]
+        self._header, self._client_first = found["header"].encode(), found["bare"].encode()
         self._nonce = found["nonce"] + self._own_nonce
         return user
 
@@ -127,8 +139,8 @@ class ScramExchange:
         assert self._keys is None, "the client was not challenged yet"
         self._keys = keys
         salt = base64.b64encode(keys.salt).decode()
-        self._server_first = f"r={self._nonce},s={salt},i={keys.iterations}"
-        return self._server_first.encode()
+        self._server_first = f"r={self._nonce},s={salt},i={keys.iterations}".encode()
+        return self._server_first
 
     def final(self, message: bytes) -> bytes:
         """Takes the client's proof. Returns the server's. Raises SaslRefused."""
@@ -137,11 +149,11 @@ class ScramExchange:
         found = _CLIENT_FINAL.fullmatch(_text(message))
         if found is None:
             raise SaslRefused("the client's final message is not SCRAM's", self.user)
-        if _decoded(found["binding"]) != self._header.encode():
+        if _decoded(found["binding"]) != self._header:
             raise SaslRefused("the client repeats another header than it began with", self.user)
         if not hmac.compare_digest(found["nonce"].encode(), self._nonce.encode()):
             raise SaslRefused("the client's nonce is of another exchange", self.user)
-        signed = f"{self._client_first},{self._server_first},{found['unsigned']}".encode()
+        signed = b",".join((self._client_first, self._server_first, found["unsigned"].encode()))
         proof = _decoded(found["proof"])
         signature = _sign(self._mechanism, keys.stored_key, signed)
         if len(proof) != len(signature):

@@ -13,6 +13,8 @@ import pytest
 from agent.security.logins.failed_logins import FailedLogins
 from agent.security.logins.known_credentials import KnownCredentials
 from agent.security.logins.passwords import Passwords, Verified
+from agent.security.sasl import scram
+from agent.security.sasl.scram import ScramExchange
 from agent.security.sasl.settings import SaslSettings
 from agent.settings import AgentSettings
 from agent.write_path.committer import SequenceGaps
@@ -212,6 +214,19 @@ def failing_hosts(count: int) -> object:
     return failed
 
 
+def logins(count: int) -> object:
+    """SCRAM's exchanges with the longest messages, in letters that take most."""
+    begun = []
+    for number in range(count):
+        user = f"\U0001f600{number:0251}"
+        first = f"n,a={user},n={user},r={'x' * 256},e=".encode()
+        exchange = ScramExchange(ScramMechanism.SHA_512, number.to_bytes(24, "big"))
+        exchange.first(first + b"x" * (4_096 - len(first)))
+        exchange.challenge(scram.decoy(ScramMechanism.SHA_512, user, b"key", 4_096))
+        begun.append(exchange)
+    return begun
+
+
 @pytest.mark.parametrize(
     ("make", "said_bytes"),
     [
@@ -224,6 +239,7 @@ def failing_hosts(count: int) -> object:
         (credentials, memory_bound.CREDENTIAL_BYTES),
         (strangers, memory_bound.STRANGER_BYTES),
         (verified_passwords, memory_bound.VERIFIED_PASSWORD_BYTES),
+        (logins, memory_bound.LOGIN_BYTES),
         (failing_hosts, memory_bound.FAILING_HOST_BYTES),
     ],
 )

@@ -9,10 +9,11 @@ from agent.security.logins.known_credentials import KnownCredentials
 from agent.security.logins.logins import PasswordLogin, ScramLogin
 from agent.security.logins.passwords import Passwords
 from agent.security.sasl.settings import SaslSettings
-from agent.security.sasl.steps import CannotCheck
+from agent.security.sasl.steps import CannotCheck, Challenge, SaslRefused
 from sequencer.client import Sequencer, SequencerSettings
-from sequencer.security.credentials import CredentialKey, ScramMechanism
+from sequencer.security.credentials import CHANGES_KEPT, PER_PAGE, CredentialKey, ScramMechanism
 from tests.agent.security.logins.users import keys_for
+from tests.agent.security.sasl.test_scram import Client
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ANN = CredentialKey("ann", ScramMechanism.SHA_256)
@@ -128,4 +129,95 @@ async def test_without_postgres_a_login_can_not_be_checked(mechanism: str) -> No
     with pytest.raises(CannotCheck):
         await login.step(b"\0ann\0secret" if mechanism == "PLAIN" else b"n,,n=ann,r=abc")
     passwords.close()
+    await sequencer.close()
+
+
+async def test_deletions_around_a_fail_over_are_noticed(module_database_url: str) -> None:
+    """Of more users than a page has, so that none is left out."""
+    sequencer, known, _ = await opened(module_database_url)
+    users = [CredentialKey(f"user {number}", ScramMechanism.SHA_256) for number in range(PER_PAGE + 1)]
+    keys = keys_for(ScramMechanism.SHA_256, "one")
+    await sequencer.user_credentials.alter([(user, keys) for user in users])
+    deleted: list[CredentialKey] = []
+    known.on_deleted, known.in_use = deleted.extend, lambda: set(users)
+    await known.notice_changes()
+    assert deleted == []
+
+    await sequencer.user_credentials.alter((), users[:2])
+    known.forget_all()
+    await sequencer.user_credentials.alter((), users[2:4])
+    await known.notice_changes()
+
+    assert set(deleted) == set(users[:4])
+    await sequencer.close()
+
+
+async def test_a_deletion_that_the_sequencer_forgot_is_noticed(module_database_url: str) -> None:
+    sequencer, known, _ = await opened(module_database_url)
+    await sequencer.user_credentials.alter([(ANN, keys_for(ANN.mechanism, "one"))])
+    deleted: list[CredentialKey] = []
+    known.on_deleted, known.in_use = deleted.extend, lambda: {ANN}
+    await known.notice_changes()
+
+    await sequencer.user_credentials.alter((), [ANN])
+    rewrite(
+        module_database_url, f"UPDATE security SET credential_changes = credential_changes + {CHANGES_KEPT}"
+    )
+    other = CredentialKey("other", ScramMechanism.SHA_256)
+    await sequencer.user_credentials.alter([(other, keys_for(other.mechanism, "one"))])
+    await known.notice_changes()
+
+    assert deleted == [ANN]
+    await sequencer.close()
+
+
+async def test_a_fail_over_during_the_look_repeats_it(module_database_url: str) -> None:
+    sequencer, known, _ = await opened(module_database_url)
+    deleted: list[CredentialKey] = []
+    gone = CredentialKey("gone", ScramMechanism.SHA_256)
+    known.on_deleted = deleted.extend
+
+    def fails_over_once() -> set[CredentialKey]:
+        known.in_use = lambda: {gone}
+        known.forget_all()
+        return {gone}
+
+    known.in_use = fails_over_once
+    await known.notice_changes()
+    assert deleted == []
+
+    await known.notice_changes()
+    assert deleted == [gone]
+    await sequencer.close()
+
+
+async def test_a_login_that_a_deletion_overtook_at_its_last_lookup_is_refused(
+    module_database_url: str,
+) -> None:
+    """Its lookup is answered before the deletion, and the agent hears of the deletion before the answer."""
+    sequencer, known, _ = await opened(module_database_url)
+    await sequencer.user_credentials.alter([(ANN, keys_for(ANN.mechanism, "secret"))])
+    login = ScramLogin(ScramMechanism.SHA_256, known, 4_096)
+    client = Client("SCRAM-SHA-256", "ann", "secret")  # type: ignore[arg-type]
+    challenge = await login.step(client.first())
+    assert isinstance(challenge, Challenge)
+    ask, is_asked, may_answer = known._credentials.of, asyncio.Event(), asyncio.Event()
+
+    async def late(users: list[str]) -> object:
+        found = await ask(users)
+        is_asked.set()
+        await may_answer.wait()
+        return found
+
+    known.forget_all()
+    await known.notice_changes()
+    known._lookups._ask = late  # type: ignore[assignment]
+    proving = asyncio.create_task(login.step(client.final(challenge.data)))
+    await is_asked.wait()
+    await sequencer.user_credentials.alter((), [ANN])
+    await known.notice_changes()
+    may_answer.set()
+
+    with pytest.raises(SaslRefused):
+        await proving
     await sequencer.close()

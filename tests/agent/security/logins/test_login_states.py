@@ -1,6 +1,8 @@
 """What a connection of a SASL listener gets, frame by frame, over a running agent."""
 
+import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
@@ -179,6 +181,81 @@ async def test_a_deleted_users_connection_ends(agent: Running, module_database_u
     assert (await log_in(again, "temp", "secret")).error_code == ErrorCode.sasl_authentication_failed
     wire.close()
     again.close()
+
+
+async def is_refused(agent: Running, user: str, password: str) -> bool:
+    wire = await Wire.connect(agent.app.kafka_port)
+    code = (await log_in(wire, user, password)).error_code
+    wire.close()
+    return bool(code == ErrorCode.sasl_authentication_failed)
+
+
+@pytest.mark.parametrize("change", ["removed", "changed", "removed and set again"])
+async def test_a_login_that_began_before_its_user_changed_fails(
+    agent: Running, module_database_url: str, change: str
+) -> None:
+    await add_user(module_database_url, "eve", "old")
+    wire = await Wire.connect(agent.app.kafka_port)
+    await wire.ask(handshake("SCRAM-SHA-256"))
+    client = Client("SCRAM-SHA-256", "eve", "old")  # type: ignore[arg-type]
+    challenged = await wire.ask(authenticate(client.first()))
+    if change != "changed":
+        await remove_user(module_database_url, "eve")
+    if change != "removed":
+        await add_user(module_database_url, "eve", "new")
+    await until_answered(lambda: is_refused(agent, "eve", "old"))
+
+    answer = await wire.ask(authenticate(client.final(challenged.auth_bytes)))
+
+    assert answer.error_code == ErrorCode.sasl_authentication_failed
+    assert await wire.is_closed_by_agent()
+    wire.close()
+
+
+async def test_a_password_check_that_queues_while_its_user_is_removed_fails(
+    agent: Running, module_database_url: str
+) -> None:
+    await add_user(module_database_url, "fay", "secret")
+    passwords = agent.app._reached.assembly.parts.authentication.passwords  # type: ignore[union-attr]
+    may_check, wire = threading.Event(), await Wire.connect(agent.app.kafka_port)
+    await wire.ask(handshake())
+    blocked = asyncio.create_task(passwords._threads.run(may_check.wait))
+    checks = passwords.checks
+    sent = await wire.send(authenticate(plain("fay", "secret")))
+
+    async def queues() -> bool:
+        return bool(passwords.checks > checks)
+
+    await until_answered(queues)
+    await remove_user(module_database_url, "fay")
+    known = agent.app._reached.assembly.parts.authentication.known  # type: ignore[union-attr]
+
+    async def is_noticed() -> bool:
+        return await known.of("fay") == ()
+
+    await until_answered(is_noticed)
+    may_check.set()
+    await blocked
+
+    assert (await wire.receive(sent)).error_code == ErrorCode.sasl_authentication_failed
+    wire.close()
+
+
+async def test_a_user_removed_around_a_fail_over_is_hung_up_on(
+    agent: Running, module_database_url: str
+) -> None:
+    await add_user(module_database_url, "gil", "secret")
+    removed, stays = [await Wire.connect(agent.app.kafka_port) for _ in range(2)]
+    await log_in(removed, "gil", "secret")
+    await log_in(stays, "ann", "secret")
+
+    await remove_user(module_database_url, "gil")
+    agent.app._reached.assembly.parts.authentication.known.forget_all()  # type: ignore[union-attr]
+
+    assert await removed.is_closed_by_agent()
+    assert (await stays.ask(a_metadata("t"))).topics
+    removed.close()
+    stays.close()
 
 
 async def test_a_changed_password_counts_within_a_poll(agent: Running, module_database_url: str) -> None:

@@ -16,7 +16,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 def test_user_and_password_are_read_as_sent(user: str, password: str, names_itself: bool) -> None:
     login = read_plain(f"{user if names_itself else ''}\0{user}\0{password}".encode())
 
-    assert (login.user, login.password) == (user, password)
+    assert (login.user, login.password) == (user, password.encode())
 
 
 @given(st.binary(max_size=60))
@@ -34,6 +34,12 @@ def test_other_messages_are_refused_without_the_password(message: bytes) -> None
         read_plain(message)
 
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("message", [b"\0" + b"x" * 256 + b"\0secret", b"\0ann\0" + b"x" * 4_092])
+def test_names_that_no_user_has_and_long_messages_are_refused(message: bytes) -> None:
+    with pytest.raises(SaslRefused):
+        read_plain(message)
 
 
 def test_a_login_does_not_show_its_password() -> None:

@@ -114,6 +114,28 @@ def test_any_bytes_are_answered_or_refused(data: bytes | str) -> None:
     raise AssertionError("nobody proves a password by chance")
 
 
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        (f"n,,n=ann,r={'x' * 257}", "nonce"),
+        (f"n,,n={'x' * 256},r=abc", "name"),
+        (f"n,,n=ann,r=abc,e={'x' * 4_096}", "bytes"),
+    ],
+)
+def test_an_exchange_keeps_nothing_long(first: str, reason: str) -> None:
+    exchange = ScramExchange(ScramMechanism.SHA_256, NONCE)
+
+    with pytest.raises(SaslRefused, match=reason):
+        exchange.first(first.encode())
+    assert exchange.user is None or len(exchange.user) < 256
+
+
+def test_the_longest_name_and_nonce_are_taken() -> None:
+    exchange = ScramExchange(ScramMechanism.SHA_256, NONCE)
+
+    assert exchange.first(f"n,,n={'=2C' * 255},r={'x' * 256}".encode()) == "," * 255
+
+
 @settings(max_examples=200)
 @given(st.integers(0, 200), st.integers(1, 255))
 def test_a_final_message_with_any_other_byte_is_refused(place: int, change: int) -> None:
