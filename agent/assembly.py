@@ -157,7 +157,9 @@ def assemble(
         most_waiting=settings.agent.shared_lookups_waiting,
     )
     lookups = (topics.used_share, bounds.used_share, sequencer.database.used_share)
-    coordinator, offset_batches = _build_coordinator(sequencer, topics, membership, settings.groups, metrics)
+    coordinator, offset_batches = _build_coordinator(
+        sequencer, topics, membership, settings.groups, metrics, authorizer
+    )
     checking = Threads("check", settings.agent.validation_threads)
     request_memory = MemoryBudget(settings.agent.request_memory_bytes)
     authentication = Authentication(sequencer.user_credentials, settings.sasl, metrics, clock)
@@ -216,6 +218,7 @@ def _build_coordinator(
     membership: Membership,
     settings: GroupSettings,
     metrics: Metrics,
+    authorizer: Authorizer,
 ) -> tuple[Coordinator, OffsetBatches]:
     clock = time.monotonic
 
@@ -232,6 +235,7 @@ def _build_coordinator(
         metrics=metrics,
         make_machine=make_machine,
         clock=clock,
+        acls=(lambda: authorizer.index) if authorizer.is_on else None,
     )
     sequencer.database.on_change(coordinator.forget_all)
     metrics.registry.register(GroupMetrics(coordinator))

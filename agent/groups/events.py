@@ -227,6 +227,10 @@ class TopicsSeen:
     """`topics_wanted` at the time of the lookup. A name that is in it and not in `topics` does not exist."""
     hidden: frozenset[str] = frozenset()
     """The topics that no regular expression matches: those who subscribe may not describe them."""
+    keeps_assigned: bool = False
+    """True: it is not known yet who may describe what. So members with a regular expression keep the topics
+    that they are assigned, though these are `hidden`.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

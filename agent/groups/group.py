@@ -254,6 +254,10 @@ class Group:
     def subscribed(self, topic: str) -> bool:
         return self._machine.subscribed(topic)
 
+    def subscribes_by_regex(self, member_id: str) -> bool:
+        machine = self._machine
+        return isinstance(machine, ConsumerGroup) and machine.subscribes_by_regex(member_id)
+
     def describe(self) -> GroupDescription:
         return self._machine.describe()
 

@@ -36,6 +36,10 @@ VERIFIED_PASSWORD_BYTES: Final = 800
 LOGIN_BYTES: Final = 7 << 10
 """What a login under way keeps of its client's messages."""
 FAILING_HOST_BYTES: Final = 360
+ACL_BYTES: Final = 1 << 10
+"""Of an ACL with a name of 249 characters."""
+DECISION_BYTES: Final = 1_400
+"""Of a name of 249 characters that take four bytes each."""
 DECODED_ROW_GROUP_BYTES: Final = 64 << 20
 """A row group of 8 MiB as Arrow columns, as records and as batches."""
 THREAD_BYTES: Final = 256 << 10
@@ -51,6 +55,7 @@ def byte_settings(settings: AllSettings) -> Mapping[str, int]:
     return {
         **_of_requests(settings),
         **_of_tls(settings),
+        **(_of_acls(settings) if settings.authorization.authorizer else {}),
         **_of_reads(settings),
         **_of_entries(settings),
         **of_jobs,
@@ -116,6 +121,15 @@ def _of_logins(settings: AllSettings) -> dict[str, int]:
         "sasl_failing_hosts": FAILING_HOST_BYTES * sasl.sasl_failing_hosts,
         "sasl_password_threads": THREAD_BYTES * sasl.sasl_password_threads,
         "oauth_keys_bytes": 10 * sasl.oauth_keys_bytes,
+    }
+
+
+def _of_acls(settings: AllSettings) -> dict[str, int]:
+    authorization = settings.authorization
+    return {
+        # The snapshot that decides, and the next one while it is read.
+        "max_acls": 2 * ACL_BYTES * authorization.max_acls,
+        "acl_decisions": DECISION_BYTES * authorization.acl_decisions,
     }
 
 

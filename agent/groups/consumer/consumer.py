@@ -202,6 +202,10 @@ class ConsumerGroup:
     def subscribed(self, topic: str) -> bool:
         return any(topic in self._topics.subscribed(member) for member in self._roster.members.values())
 
+    def subscribes_by_regex(self, member_id: str) -> bool:
+        member = self._roster.members.get(member_id)
+        return member is not None and member.regex is not None
+
     def describe(self) -> GroupDescription:
         return GroupDescription(
             state=self.state,

@@ -79,11 +79,23 @@ class ConsumerMembership:
         return self._wanted
 
     def see(self, seen: TopicsSeen) -> None:
+        if seen.keeps_assigned:
+            seen = replace(seen, hidden=seen.hidden - self._assigned_by_regex(seen))
         self.topics.see(seen)
         if self.roster.members and self.topics.cover(self.wanted()):
             fingerprint = self._fingerprint()
             if fingerprint != self.roster.fingerprint:
                 self.roster.raise_epoch(fingerprint)
+
+    def _assigned_by_regex(self, seen: TopicsSeen) -> frozenset[str]:
+        """Returns the topics that members with a regular expression are assigned."""
+        assigned = {
+            topic_id
+            for member in self.roster.members.values()
+            if member.regex is not None
+            for topic_id in self.roster.target(member.member_id)
+        }
+        return frozenset(name for name, shape in seen.topics.items() if shape.topic_id in assigned)
 
     def _fingerprint(self) -> str:
         return self.topics.fingerprint(self.roster.members.values())

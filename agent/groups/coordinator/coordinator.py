@@ -44,7 +44,8 @@ _LOOKS_FOR_ROOM = 64
 
 class Coordinator:
     """`run` owns every group's task. Use `ask` for requests that the machine answers, and `group` for the
-    others.
+    others. `acls` returns the newest snapshot of the access control lists, which is another object after each
+    change. None: there is no authorizer.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Coordinator:
         metrics: Metrics,
         make_machine: MachineMaker,
         clock: Callable[[], float],
+        acls: Callable[[], object] | None = None,
     ) -> None:
         self._groups = groups
         self._topics = topics
@@ -65,9 +67,10 @@ class Coordinator:
         self._metrics = metrics
         self._make_machine = make_machine
         self._clock = clock
+        self._acls = acls
         self._shared = SharedByGroups(
             groups=groups, topics=topics, settings=settings, metrics=metrics, clock=clock,
-            may_serve=self._may_serve
+            may_serve=self._may_serve, has_authorizer=acls is not None
         )  # fmt: skip
         self._loaded: OrderedDict[str, RunningGroup] = OrderedDict()
         self._loading: dict[str, tuple[bool, asyncio.Task[RunningGroup | GroupFault]]] = {}
@@ -357,8 +360,13 @@ class Coordinator:
                     await self.group(group.group_id)
 
     async def _watch_topics(self) -> None:
+        """Shows groups their topics again when these changed. Those with a regular expression are also shown
+        them when the ACLs changed.
+        """
+        judged_by: object = None
         while True:
             await asyncio.sleep(self._settings.group_topics_s)
+            acls = None if self._acls is None else self._acls()
             seen = [(running, running.seen) for running in self._loaded.values() if running.seen is not None]
             if not seen:
                 continue
@@ -369,8 +377,10 @@ class Coordinator:
                 continue
             for running, before in seen:
                 again = now[before.asked]
-                if running.seen is before and again.topics != before.topics:
+                is_judged_again = before.asked.everything and acls is not judged_by
+                if running.seen is before and (is_judged_again or again.topics != before.topics):
                     running.show(again)
+            judged_by = acls
 
 
 _DELETE_FAULTS = {

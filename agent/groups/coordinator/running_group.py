@@ -8,10 +8,13 @@ Promises:
 - After the group's lease is over, the agent lost its place in the ring, or another coordinator fenced the
   group, nothing is answered from it.
 - However the group ends, each waiting request gets an answer.
+- With an authorizer, the group sees and creates topics with the rights of a member whose heartbeat it
+  accepted. Until then it creates nothing, and its regular expressions match what they are assigned already.
 """
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
@@ -22,12 +25,14 @@ from agent.groups.events import (
     Answered,
     CommitFence,
     ConsumerHeartbeat,
+    ConsumerHeartbeatAnswer,
     GroupDescription,
     GroupEvent,
     GroupFault,
     GroupState,
     Request,
     StreamsHeartbeat,
+    StreamsHeartbeatAnswer,
     Token,
     TopicsCreated,
     TopicsSeen,
@@ -38,6 +43,7 @@ from agent.groups.settings import GroupSettings
 from agent.groups.streams.create_topics import create_topics
 from agent.groups.streams.topology import InternalTopic
 from agent.metrics import Metrics
+from agent.slices import Slices
 from agent.topic_directory import TopicDirectory
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.groups.groups import Groups
@@ -87,6 +93,8 @@ class GroupMachine(Protocol):
 
     def subscribed(self, topic: str) -> bool: ...
 
+    def subscribes_by_regex(self, member_id: str) -> bool: ...
+
     def describe(self) -> GroupDescription: ...
 
     def configure(self, settings: GroupSettings) -> None: ...
@@ -101,6 +109,11 @@ log = logging.getLogger("tidelog")
 _NOTHING = TopicsWanted()
 
 
+def _unknown(name: str) -> bool:  # noqa: ARG001
+    """The right to see or to create a topic, of a group that no member has brought its rights to."""
+    return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedByGroups:
     """What all loaded groups of an agent share. `may_serve` returns why the agent may not answer for groups,
@@ -113,6 +126,7 @@ class SharedByGroups:
     metrics: Metrics
     clock: Callable[[], float]
     may_serve: Callable[[], GroupFault | None]
+    has_authorizer: bool
 
 
 class RunningGroup:
@@ -135,11 +149,16 @@ class RunningGroup:
         """Until this time, on the monotonic clock, Postgres names this coordinator's epoch for certain."""
         self.touched_s = shared.clock()
         self.seen: TopicsSeen | None = None
-        self._may_see: Callable[[str], bool] | None = None
-        self._may_create: Callable[[str], bool] | None = None
+        first = _unknown if shared.has_authorizer else None
+        self._may_see: Callable[[str], bool] | None = first
+        self._may_create: Callable[[str], bool] | None = first
+        self._has_new_rights = False
+        """True: the topics must be looked at again with the rights of another member."""
+        self._heartbeats: dict[Token, ConsumerHeartbeat | StreamsHeartbeat] = {}
+        """Handled but not yet answered. They bring rights if they are accepted."""
         self._config: Mapping[str, str] = {}
         self._shared = shared
-        self._events: list[Request | TopicsSeen] = []
+        self._events: deque[Request | TopicsSeen] = deque()
         self._waiting: dict[Token, asyncio.Future[Answer | GroupFault]] = {}
         self._commits: set[asyncio.Future[GroupFault | None]] = set()
         self._due = asyncio.Event()
@@ -209,7 +228,10 @@ class RunningGroup:
     def forget(self, token: Token) -> None:
         """Drops the request, because its client hung up."""
         self._waiting.pop(token, None)
-        waiting = [event for event in self._events if isinstance(event, TopicsSeen) or event.token != token]
+        self._heartbeats.pop(token, None)
+        waiting = deque(
+            event for event in self._events if isinstance(event, TopicsSeen) or event.token != token
+        )
         if len(waiting) < len(self._events):
             self._events = waiting
         elif self._ended is None:
@@ -272,11 +294,12 @@ class RunningGroup:
             self.end(fault)
             return
         generation = self.machine.generation
-        events, self._events = self._events, []
         answered: list[Answered] = []
         now_ms = self._now_ms()
-        for event in events:
-            answered += self._handle(event, now_ms)
+        for _ in range(len(self._events)):
+            if not self._events:
+                break  # the rest was forgotten while topics were judged
+            answered += await self._handle(self._events.popleft(), now_ms)
         answered += self.machine.tick(now_ms)
         answered += await self._shown_wanted_topics()
         change = self.machine.take_changes()
@@ -296,22 +319,49 @@ class RunningGroup:
         self._writing = False
         return held
 
-    def _handle(self, event: GroupEvent, now_ms: int) -> list[Answered]:
-        if isinstance(event, ConsumerHeartbeat) and event.subscribed_regex:
-            self._may_see = event.may_see
-        elif isinstance(event, StreamsHeartbeat):
-            self._may_create = event.may_create
-        elif isinstance(event, TopicsSeen):
-            event = self._visible(event)
+    async def _handle(self, event: GroupEvent, now_ms: int) -> list[Answered]:
+        if isinstance(event, TopicsSeen):
+            event = await self._visible(event)
             self.seen = event
-        return self.machine.handle(event, now_ms)
+        elif isinstance(event, ConsumerHeartbeat | StreamsHeartbeat) and self._shared.has_authorizer:
+            self._heartbeats[event.token] = event
+        answered = self.machine.handle(event, now_ms)
+        for one in answered:
+            self._take_rights(one)
+        return answered
 
-    def _visible(self, seen: TopicsSeen) -> TopicsSeen:
-        """As in Kafka, a regular expression matches what the member may describe that subscribed last."""
+    async def _visible(self, seen: TopicsSeen) -> TopicsSeen:
+        """A regular expression matches what the member may describe whose rights the group has."""
         may_see = self._may_see
         if may_see is None or not seen.asked.everything:
             return seen
-        return replace(seen, hidden=frozenset(name for name in seen.topics if not may_see(name)))
+        if may_see is _unknown:
+            return replace(seen, hidden=frozenset(seen.topics), keeps_assigned=True)
+        hidden, slices = [], Slices()
+        for name in seen.topics:
+            if not may_see(name):
+                hidden.append(name)
+            await slices.look()
+        return replace(seen, hidden=frozenset(hidden))
+
+    def _take_rights(self, answered: Answered) -> None:
+        """Takes the rights of a member whose heartbeat was accepted. Only a member with a regular expression
+        decides what regular expressions match.
+        """
+        event = self._heartbeats.pop(answered.token, None)
+        answer = answered.answer
+        if event is None or not isinstance(answer, ConsumerHeartbeatAnswer | StreamsHeartbeatAnswer):
+            return
+        if answer.fault is not None:
+            return
+        if isinstance(event, StreamsHeartbeat):
+            if event.member_epoch >= 0:
+                self._may_create = event.may_create
+        elif event.member_epoch >= 0 and self.machine.subscribes_by_regex(
+            answer.member_id or event.member_id
+        ):
+            self._has_new_rights |= bool(event.subscribed_regex) or self._may_see is _unknown
+            self._may_see = event.may_see
 
     async def _shown_wanted_topics(self) -> list[Answered]:
         """Shows topics that no request needed before, if some are wanted now. Creates topics that the group
@@ -321,17 +371,21 @@ class RunningGroup:
         while True:
             created = await self._created_topics(answered)
             wanted = self.machine.topics_wanted()
-            if not created and (wanted is self._asked or wanted == self._asked):
+            if self._shared.has_authorizer and not wanted.everything:
+                self._may_see = _unknown  # those who had a regular expression are gone
+            is_known = wanted is self._asked or wanted == self._asked
+            if is_known and not created and not self._has_new_rights:
                 return answered
+            self._has_new_rights = False
             seen = (await look_at(self._shared.topics, [wanted]))[wanted]
-            answered += self._handle(seen, self._now_ms())
+            answered += await self._handle(seen, self._now_ms())
 
     async def _created_topics(self, answered: list[Answered]) -> bool:
         """Returns whether there were topics to create."""
         missing = self.machine.topics_to_create()
-        if not missing:
-            return False
         may_create = self._may_create
+        if not missing or may_create is _unknown:
+            return False
         forbidden = {
             topic.name: "the client is not authorized to CREATE it"
             for topic in missing
@@ -340,7 +394,7 @@ class RunningGroup:
         allowed = [topic for topic in missing if topic.name not in forbidden]
         refused = await create_topics(self._shared.topics, allowed, group_id=self.group_id)
         refused = {**refused, **forbidden}
-        answered += self._handle(TopicsCreated(refused=refused), self._now_ms())
+        answered += await self._handle(TopicsCreated(refused=refused), self._now_ms())
         return True
 
     @property

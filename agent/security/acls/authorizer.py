@@ -5,6 +5,7 @@ Promises:
 - Until the first snapshot of the ACLs was read, all others may do nothing.
 - If there is no authorizer, or for a super user, a check costs one attribute: `Rights.is_unrestricted`.
 - A decision always reads the newest snapshot. What is remembered of an older one is dropped.
+- What is remembered is bounded: for each client, for all clients together, and in the length of names.
 
 Pure, except for the log of refusals. `known_acls.py` brings the snapshots. No word of Kafka's protocol is
 here, so that other interfaces can ask, too.
@@ -12,6 +13,7 @@ here, so that other interfaces can ask, too.
 
 from collections.abc import Callable
 from ipaddress import IPv6Address, ip_address
+from typing import Final
 from weakref import WeakValueDictionary
 
 from agent.security.acls.acl_index import EVERY_OPERATION, NO_OPERATION, AclIndex
@@ -19,6 +21,11 @@ from agent.security.acls.denials import Denials
 from agent.security.acls.settings import AuthorizationSettings, principals_of
 from agent.security.principal import Principal
 from sequencer.security.acl import ANY_HOST, CLUSTER_NAME, Operation, ResourceType
+
+LONGEST_REMEMBERED: Final = 249
+"""The most characters of a name whose decision is remembered: the longest name of a topic. Clients may ask
+for names of megabytes.
+"""
 
 
 def spellings(host: str) -> tuple[str, ...]:
@@ -82,10 +89,10 @@ class Rights:
         found = index.operations(
             self._name, self._hosts, resource_type, name, open_if_no_acl=self._open_if_no_acl
         )
-        if len(self._operations) < self._most_known:
-            self._operations[resource_type, name] = found
-        elif self._most_known:
-            self._operations.clear()
+        if self._most_known and len(name) <= LONGEST_REMEMBERED:
+            if len(self._operations) >= self._most_known:
+                self._operations.clear()
+            self._authorizer.make_room()
             self._operations[resource_type, name] = found
         return found
 
@@ -108,6 +115,10 @@ class Rights:
             )
         return known
 
+    def forget(self) -> None:
+        """Drops what is remembered. It is decided again when it is asked for."""
+        self._operations.clear()
+
     def _forget(self, index: AclIndex | None) -> None:
         self._index = index
         self._operations.clear()
@@ -122,6 +133,8 @@ class Authorizer:
         """The newest snapshot. None: there was none yet."""
         self._super_users = principals_of(settings.super_users)
         self._rights: WeakValueDictionary[tuple[Principal, str], Rights] = WeakValueDictionary()
+        self._remembered = 0
+        """Decisions remembered since all were last dropped. There are at most as many now."""
 
     @property
     def is_on(self) -> bool:
@@ -136,3 +149,11 @@ class Authorizer:
         if found is None:
             found = self._rights[principal, host] = Rights(self, principal, host)
         return found
+
+    def make_room(self) -> None:
+        """Counts one more decision that is remembered. Drops those of all clients if there are too many."""
+        if self._remembered >= self.settings.acl_decisions:
+            for rights in self._rights.values():
+                rights.forget()
+            self._remembered = 0
+        self._remembered += 1

@@ -5,7 +5,7 @@ members.
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -176,7 +176,9 @@ class Coordinating:
 
 
 @asynccontextmanager
-async def coordinating(sequencer: Sequencer, **settings: Any) -> AsyncIterator[Coordinating]:
+async def coordinating(
+    sequencer: Sequencer, acls: Callable[[], object] | None = None, **settings: Any
+) -> AsyncIterator[Coordinating]:
     group_settings = GroupSettings(**{**QUICK, **settings})
     metrics = Metrics()
     membership = Membership(sequencer.agents, an_address("a", 1, next(_ports)), QUICK_RING)
@@ -193,6 +195,7 @@ async def coordinating(sequencer: Sequencer, **settings: Any) -> AsyncIterator[C
         metrics=metrics,
         make_machine=lambda stored, now_ms: Group(group_settings, lambda: str(uuid4()), stored, now_ms),
         clock=time.monotonic,
+        acls=acls,
     )
     sequencer.database.on_change(coordinator.forget_all)
     batches = OffsetBatches(

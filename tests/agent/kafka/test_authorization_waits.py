@@ -3,7 +3,6 @@
 import asyncio
 from datetime import timedelta
 
-import pytest
 from kio.schema.errors import ErrorCode
 
 from agent.security.acls.settings import AuthorizationSettings

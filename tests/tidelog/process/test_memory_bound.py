@@ -10,9 +10,13 @@ from uuid import uuid4
 
 import pytest
 
+from agent.security.acls.acl_index import AclIndex
+from agent.security.acls.authorizer import LONGEST_REMEMBERED, Authorizer
+from agent.security.acls.settings import AuthorizationSettings
 from agent.security.logins.failed_logins import FailedLogins
 from agent.security.logins.known_credentials import KnownCredentials
 from agent.security.logins.passwords import Passwords, Verified
+from agent.security.principal import Principal
 from agent.security.sasl import scram
 from agent.security.sasl.scram import ScramExchange
 from agent.security.sasl.settings import SaslSettings
@@ -23,6 +27,7 @@ from cache_ring.coordinates.coordinate_push import PartitionsRead
 from cache_ring.pages.run_bytes import RunIndexes
 from cache_ring.peers.peer_server import Subscriptions
 from sequencer.commits.coordinates import PartitionCoordinates, RunCoordinate
+from sequencer.security.acl import Acl, Operation, PatternType, Permission, ResourceType
 from sequencer.security.credentials import (
     Credential,
     CredentialKey,
@@ -72,6 +77,16 @@ def test_logins_count_where_clients_must_log_in() -> None:
         memory_bound_bytes(settings())
         < memory_bound_bytes(asking)
         <= memory_bound_bytes(settings()) + (1 << 27)
+    )
+
+
+def test_acls_and_decisions_count_with_an_authorizer() -> None:
+    authorization = AuthorizationSettings(authorizer=True)
+    with_it = replace(settings(), authorization=authorization)
+
+    assert memory_bound_bytes(with_it) - memory_bound_bytes(settings()) == (
+        2 * memory_bound.ACL_BYTES * authorization.max_acls
+        + memory_bound.DECISION_BYTES * authorization.acl_decisions
     )
 
 
@@ -227,6 +242,36 @@ def logins(count: int) -> object:
     return begun
 
 
+def acls(count: int) -> object:
+    return AclIndex().with_changes(
+        (
+            Acl(
+                resource_type=ResourceType.TOPIC,
+                pattern_type=PatternType.LITERAL if number % 2 else PatternType.PREFIXED,
+                name=f"{number:0249}",
+                principal=f"User:{number % 100}",
+                host="*",
+                operation=Operation.READ,
+                permission=Permission.ALLOW,
+            )
+            for number in range(count)
+        ),
+        (),
+    )
+
+
+def decisions(count: int) -> object:
+    authorizer = Authorizer(
+        AuthorizationSettings(authorizer=True, acl_decisions_per_client=count), time.monotonic
+    )
+    authorizer.index = AclIndex()
+    rights = authorizer.rights(Principal("ann"), "10.0.0.1")
+    for number in range(count):
+        name = f"{number:06}".rjust(LONGEST_REMEMBERED, "\U0001f600")
+        rights.allows(Operation.READ, ResourceType.TOPIC, name)
+    return rights
+
+
 @pytest.mark.parametrize(
     ("make", "said_bytes"),
     [
@@ -241,6 +286,8 @@ def logins(count: int) -> object:
         (verified_passwords, memory_bound.VERIFIED_PASSWORD_BYTES),
         (logins, memory_bound.LOGIN_BYTES),
         (failing_hosts, memory_bound.FAILING_HOST_BYTES),
+        (acls, memory_bound.ACL_BYTES),
+        (decisions, memory_bound.DECISION_BYTES),
     ],
 )
 def test_an_entry_takes_no_more_than_is_said(make: Callable[[int], object], said_bytes: int) -> None:

@@ -116,6 +116,23 @@ def test_remembered_decisions_are_bounded() -> None:
     assert len(rights._operations) <= 10
 
 
+def test_decisions_of_all_clients_together_are_bounded() -> None:
+    authorizer = _authorizer(_acl(Operation.READ), acl_decisions=10)
+    clients = [authorizer.rights(Principal(f"user-{number}"), _HOST) for number in range(8)]
+    for number in range(100):
+        for rights in clients:
+            assert not rights.allows(Operation.READ, ResourceType.TOPIC, f"topic-{number}")
+            assert sum(len(each._operations) for each in clients) <= 10
+
+
+def test_a_decision_about_a_longer_name_than_a_topic_can_have_is_not_remembered() -> None:
+    authorizer = _authorizer(_acl(Operation.READ, "x", pattern_type=PatternType.PREFIXED))
+    rights = authorizer.rights(_ALICE, _HOST)
+    for length in (249, 250, 1_000_000):
+        assert rights.allows(Operation.READ, ResourceType.TOPIC, "x" * length)
+    assert [len(name) for _, name in rights._operations] == [249]
+
+
 def test_rights_of_one_client_are_shared_and_end_with_their_last_user() -> None:
     authorizer = _authorizer()
     rights = authorizer.rights(_ALICE, _HOST)
