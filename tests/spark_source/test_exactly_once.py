@@ -321,6 +321,7 @@ def asked(topic: Topic, other_topic: Topic, options: dict[str, str], tmp_path: P
     }
 
 
+@pytest.mark.faults
 def test_a_driver_that_is_killed_after_the_commit_of_the_sink_writes_nothing_twice(
     asked: dict[str, Any], topic: Topic, other_topic: Topic, bootstrap: str, tmp_path: Path
 ) -> None:
@@ -339,6 +340,7 @@ def test_a_driver_that_is_killed_after_the_commit_of_the_sink_writes_nothing_twi
     assert records(bootstrap, other_topic.name) == sent(range(20), range(20))
 
 
+@pytest.mark.faults
 def test_of_two_attempts_at_a_task_that_run_at_the_same_time_one_counts(
     asked: dict[str, Any], topic: Topic, other_topic: Topic, bootstrap: str, tmp_path: Path
 ) -> None:
