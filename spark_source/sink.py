@@ -50,6 +50,8 @@ _KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     "headers": ("array<struct<key:string,value:binary>>",),
 }
 _SINK_NAME: Final = re.compile(r"[^\x00]{1,200}")
+_OF_SINKS: Final = "tidelog-sink"
+"""In the transactional ids of all sinks. Agents end no others for a sink."""
 _TRANSACTION_TIMEOUT_MS: Final = 900_000
 """By default: the longest that agents allow by default."""
 _FULL_QUEUE_WAIT_S = 1.0
@@ -123,7 +125,7 @@ class Writer(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         name = self._context.sink_name
-        return Written(write_rows(self._context, iterator, None if name is None else f"{name}-"))
+        return Written(write_rows(self._context, iterator, None if name is None else f"{name}-{_OF_SINKS}-"))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         if self._context.sink_name is not None:
@@ -138,7 +140,7 @@ class Writer(DataSourceArrowWriter):
         return {
             "sink": name,
             "run_id": self._run_id,
-            "id_prefix": f"{name}-",
+            "id_prefix": f"{name}-{_OF_SINKS}-",
             "transactions": _transactions(messages),
         }
 
@@ -154,7 +156,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if name is None:
             return Written(write_rows(self._context, iterator))
         query_id, run_id = micro_batch()
-        return Written(write_rows(self._context, iterator, f"{name}-{query_id}-"), query_id, run_id)
+        return Written(
+            write_rows(self._context, iterator, f"{name}-{_OF_SINKS}-{query_id}-"), query_id, run_id
+        )
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - PySpark's
         batch = self._batch(messages, batchId)
@@ -175,7 +179,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return {
             "sink": name,
             "run_id": written.run_id,
-            "id_prefix": f"{name}-{written.query_id}-",
+            "id_prefix": f"{name}-{_OF_SINKS}-{written.query_id}-",
             "query_id": written.query_id,
             "batch_id": batch_id,
             "transactions": _transactions(messages),

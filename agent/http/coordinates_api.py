@@ -44,7 +44,8 @@ _MAX_PAGE = 1_000
 _MAX_ABORTED_ON_LOOP = 1_000
 """Pages of partitions with more aborted transactions are built in a thread. This many take a millisecond."""
 _ATTEMPTS = 4
-"""To read the aborted transactions of one run, which merging and log compaction may swap meanwhile."""
+"""To read the aborted transactions of one run, which merging and log compaction may swap meanwhile, and the
+log start may pass."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LARGEST_OFFSET = (1 << 63) - 1
 
@@ -245,15 +246,19 @@ class CoordinatesApi:
             if head.aborted is not None:
                 return head
             if max_runs == 1:
-                aborted = await self._all_aborted(head.runs)
+                aborted = await self._all_aborted(head)
                 if aborted is not None:
                     return replace(head, aborted=aborted)
-        raise SequencerUnavailable("the run was swapped whenever its aborted transactions were read")
+        raise SequencerUnavailable(
+            "the run was swapped or the log start has moved whenever aborted transactions were read"
+        )
 
-    async def _all_aborted(self, runs: Sequence[RunCoordinate]) -> tuple[AbortedTransaction, ...] | None:
-        """Those that overlap the one run. None: it was swapped meanwhile."""
-        of_batches = [run for run in runs if not is_row_group(run)]
-        return await self._sequencer().coordinates.aborted_of_run(of_batches[0]) if of_batches else ()
+    async def _all_aborted(self, head: PartitionCoordinates) -> tuple[AbortedTransaction, ...] | None:
+        """Those that overlap the one run. None: it was swapped meanwhile, or the log start has moved."""
+        of_batches = [run for run in head.runs if not is_row_group(run)]
+        if not of_batches:
+            return ()
+        return await self._sequencer().coordinates.aborted_of_run(of_batches[0], head.log_start_offset)
 
     async def _find(self, name: str) -> Topic:
         found = await self._sequencer().topics.by_name([name])

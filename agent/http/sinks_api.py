@@ -31,6 +31,8 @@ from sequencer.database.database import SequencerUnavailable
 from storage.identifiers import ProducerId
 
 _TASK: Final = re.compile(r"[0-9]+-[0-9]+")
+_OF_SINKS: Final = "tidelog-sink"
+"""In the transactional ids of all sinks, so that no request ends transactions of other clients."""
 _MAX_NAMED: Final = 10
 """Transactional ids that a message names."""
 
@@ -53,7 +55,7 @@ class Batch(BaseModel):
 
     The transactional ids are `id_prefix` and two numbers, such as `3-0`: of a task, and of its attempt. What
     else is open under such ids is aborted once the batch is committed. `id_prefix` begins with the sink's
-    name, and ends with `-`.
+    name and `-tidelog-sink-`, and ends with `-`.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -122,8 +124,9 @@ def _batch_of(asked: Batch) -> SinkBatch:
     if (asked.query_id is None) != (asked.batch_id is None):
         raise InvalidRequest("query_id and batch_id: give both or neither.")
     prefix = asked.id_prefix
-    if not (prefix.startswith(f"{asked.sink}-") and prefix.endswith("-")):
-        raise InvalidRequest(f"id_prefix: begin it with '{asked.sink}-', and end it with '-'.")
+    start = f"{asked.sink}-{_OF_SINKS}-"
+    if not (prefix.startswith(start) and prefix.endswith("-")):
+        raise InvalidRequest(f"id_prefix: begin it with '{start}', and end it with '-'.")
     for each in asked.transactions:
         own = each.transactional_id[len(prefix) :]
         if not (each.transactional_id.startswith(prefix) and _TASK.fullmatch(own)):

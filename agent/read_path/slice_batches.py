@@ -138,7 +138,9 @@ def transactional_batches(
                 theirs.append(run.run)
             break
         theirs.append(run.run)
-    found = TransactionalBatches(runs=theirs, base_offsets=bases, producer_ids=producer_ids)
+    found = TransactionalBatches(
+        runs=theirs, base_offsets=bases, producer_ids=producer_ids, from_offset=offset
+    )
     return found if bases else None, end_offset
 
 

@@ -35,8 +35,10 @@ _NO_TIMESTAMP_MS = -1
 MAX_ABORTED = 2_000
 """Aborted transactions per partition and answer. If more may overlap the runs, readers look up those of the
 batches that they read."""
-_ABORTED_AT_A_TIME = 20_000
+_ABORTED_AT_A_TIME = 2_000
 _MAX_ABORTED_OF_A_RUN = 1_000_000
+_MAX_LOOKED_AT = 5_000_000
+"""Aborted transactions behind a run's start. Below an open transaction, few of them may overlap the run."""
 _HISTORY_FILES = 16
 """Files, and runs among them, per statement and partition."""
 _NUMBERS_PER_ROW_GROUP = 4
@@ -113,6 +115,8 @@ class TransactionalBatches:
     runs: Sequence[RunCoordinate]
     base_offsets: Sequence[int]
     producer_ids: Sequence[int]
+    from_offset: int
+    """The reader needs nothing below it. The first batch may begin below it, and below the log start."""
 
     @property
     def key(self) -> PartitionKey:
@@ -156,7 +160,8 @@ class Coordinates:
         None: its runs are no longer what was read, so the batches must be read again.
 
         Where a run was swapped or the log start has moved, transactions may be forgotten that batches of that
-        run were part of.
+        run were part of. A log start within the first batch does no harm: the marker is behind the batch, and
+        only transactions with markers below the log start are forgotten.
         """
         numbered = list(enumerate(asked))
         batches = [(place, each) for place, each in numbered for _ in each.base_offsets]
@@ -174,7 +179,7 @@ class Coordinates:
             run_base_offsets=Int8Array(run.base_offset for _, _, run in runs),
             run_positions=Int8Array(run.position for _, _, run in runs),
             run_object_keys=TextArray(run.object_key for _, _, run in runs),
-            read_from=Int8Array(each.base_offsets[0] for _, each, _ in runs),
+            read_from=Int8Array(max(each.base_offsets[0], each.from_offset) for _, each, _ in runs),
         )
         found: list[set[AbortedTransaction] | None] = [set() for _ in asked]
         for row in rows:
@@ -185,30 +190,40 @@ class Coordinates:
                 entries.add(AbortedTransaction(row.last_offset, row.first_offset, row.producer_id))
         return [None if entries is None else tuple(sorted(entries)) for entries in found]
 
-    async def aborted_of_run(self, run: RunCoordinate) -> tuple[AbortedTransaction, ...] | None:
+    async def aborted_of_run(
+        self, run: RunCoordinate, log_start_offset: Offset
+    ) -> tuple[AbortedTransaction, ...] | None:
         """All aborted transactions that overlap the run, in the order of their markers. None: the run is no
-        longer there. Raises SequencerUnavailable if there are more than a million."""
+        longer there, or the log start is above the one that was read with it, so the run must be read again.
+
+        Raises SequencerUnavailable if there are a million or more, or too many to look at.
+        """
         found: list[AbortedTransaction] = []
-        from_offset = run.base_offset
-        while len(found) < _MAX_ABORTED_OF_A_RUN:
+        looked_at = 0
+        from_offset: int = run.base_offset
+        while len(found) < _MAX_ABORTED_OF_A_RUN and looked_at < _MAX_LOOKED_AT:
             [row] = await self._database.read(
                 SQL["aborted_of_run"],
                 topic_id=run.topic_id,
                 partition=run.partition,
                 base_offset=run.base_offset,
+                last_offset=run.last_offset,
                 position=run.position,
                 object_key=run.object_key,
+                log_start=log_start_offset,
                 from_offset=from_offset,
                 cap=_ABORTED_AT_A_TIME,
             )
             if not row.is_there:
                 return None
-            page = _aborted(row.aborted or ())
-            found += [entry for entry in page if entry.first_offset <= run.last_offset]
-            if len(page) < _ABORTED_AT_A_TIME or row.stable_offset > run.last_offset:
+            found += _aborted(row.aborted or ())
+            if row.looked_at < _ABORTED_AT_A_TIME or row.stable_offset > run.last_offset:
                 return tuple(found)
-            from_offset = Offset(page[-1].last_offset + 1)
-        raise SequencerUnavailable(f"a run overlaps {_MAX_ABORTED_OF_A_RUN} aborted transactions or more")
+            looked_at += row.looked_at
+            from_offset = row.looked_to + 1
+        raise SequencerUnavailable(
+            f"a run overlaps {len(found)} aborted transactions of {looked_at} or more behind its start"
+        )
 
     async def _from_history(
         self,

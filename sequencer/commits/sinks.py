@@ -116,7 +116,8 @@ class Sinks:
         if outcome == _FENCED:
             return SinkFenced()
         if outcome == _COMMITTED_BEFORE:
-            aborted = await self._abort([*batch.transactions, *left])
+            # What else is open may belong to a later batch: the repeat may be late.
+            aborted = await self._abort(batch.transactions)
             return SinkCommitted(is_repeat=True, markers=aborted)
         if outcome != _COMMITTED:
             lost = tuple(batch.transactions[number - 1].transactional_id for number in rows[0].lost)
@@ -131,10 +132,14 @@ class Sinks:
         return SinkCommitted(is_repeat=False, markers=written + aborted)
 
     async def abort(self, batch: SinkBatch) -> tuple[RunCoordinate, ...]:
-        """Aborts the batch's transactions, and all that are open under its prefix. Returns the markers. What
-        was committed stays committed.
+        """Aborts the batch's transactions, and all that are open under its prefix unless another run has the
+        sink's name. Returns the markers. What was committed stays committed.
         """
-        return await self._abort([*batch.transactions, *await self._open_under(batch.id_prefix)])
+        left = await self._open_under(batch.id_prefix)
+        owners = await self._database.read(SQL["owner"], sink_name=batch.sink_name)
+        if owners and owners[0].run_id not in ("", batch.run_id):
+            left = []
+        return await self._abort([*batch.transactions, *left])
 
     async def forget(self, unused_for_s: float, cap: int) -> int:
         """Forgets sinks and their queries that committed nothing for this long. Returns how many."""

@@ -127,13 +127,17 @@ WHERE NOT EXISTS (
       AND p.log_start_offset <= r.read_from AND found.position = r.position AND s.object_key = r.object_key)
 
 -- name: aborted_of_run
--- The next :cap aborted transactions whose markers lie at an offset or behind it; and if the run is there.
-SELECT array_agg(ARRAY[a.last_offset, a.first_offset, a.producer_id] ORDER BY a.last_offset) AS aborted,
-    max(a.stable_offset) AS stable_offset,
+-- Looks at the next :cap aborted transactions whose markers lie at an offset or behind it, and returns those
+-- that begin before the run ends. And if the run is there, with the log start that was read: then none of its
+-- transactions are forgotten. All is from one moment.
+SELECT array_agg(ARRAY[a.last_offset, a.first_offset, a.producer_id] ORDER BY a.last_offset)
+        FILTER (WHERE a.first_offset <= %(last_offset)s) AS aborted,
+    count(*) AS looked_at, max(a.last_offset) AS looked_to, max(a.stable_offset) AS stable_offset,
     EXISTS (
-        SELECT FROM runs JOIN segments USING (segment_id)
+        SELECT FROM runs JOIN segments USING (segment_id) JOIN partitions AS p USING (topic_id, partition)
         WHERE topic_id = %(topic_id)s AND partition = %(partition)s AND base_offset = %(base_offset)s
-            AND position = %(position)s AND object_key = %(object_key)s) AS is_there
+            AND position = %(position)s AND object_key = %(object_key)s
+            AND p.state = 'live' AND p.log_start_offset <= %(log_start)s) AS is_there
 FROM (
     SELECT * FROM aborted_transactions
     WHERE topic_id = %(topic_id)s AND partition = %(partition)s AND last_offset >= %(from_offset)s

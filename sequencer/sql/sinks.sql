@@ -21,6 +21,10 @@ WHERE t.transactional_id >= %(id_prefix)s AND t.transactional_id < %(id_end)s
         OR EXISTS (SELECT FROM transaction_groups AS g WHERE g.producer_id = t.producer_id OFFSET 0))
 ORDER BY t.transactional_id LIMIT %(cap)s
 
+-- name: owner
+-- The run that committed last, '' before the first commit.
+SELECT run_id FROM sinks WHERE sink_name = %(sink_name)s
+
 -- name: forget
 -- At most :cap rows of each table that were not used for long. Rows that someone holds are left out.
 WITH batches AS (

@@ -18,6 +18,7 @@ from agent.http.parts import HttpParts
 from sequencer.client import Sequencer
 from sequencer.commits import coordinates
 from sequencer.commits.coordinates import NOTHING, RunCoordinate
+from sequencer.database.database import SequencerUnavailable
 from sequencer.history.history_values import TableFile
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, TopicId
 from storage.stores.object_store import ObjectStore
@@ -145,6 +146,48 @@ async def test_a_run_that_overlaps_too_many_aborted_transactions_is_a_page_by_it
 
     assert [(piece["first_offset"], piece["end_offset"]) for piece in found["pieces"]] == [(32, 33)]
     assert (len(found["aborted"]), found["next"]) == (2, 33)
+
+
+async def test_aborted_transactions_of_a_run_are_not_answered_once_the_log_start_has_passed_the_one_read(
+    sequencer: Sequencer, log: Log
+) -> None:
+    """Those with a marker below it may be forgotten."""
+    key = log.topic_ids["orders"], Partition(0)
+    aborted = await log.transaction("aborted")
+    await log.write_in(aborted, "orders", one(0, *records(2)))
+    await log.end(aborted, commit=False)
+    asked = coordinates.CoordinateRequest(
+        topic_id=key[0], partition=key[1], from_offset=Offset(30), max_runs=1
+    )
+    [run] = (await sequencer.coordinates.read([asked]))[key].runs
+    await sequencer.retention.delete_records(*key, Offset(31))
+
+    assert await sequencer.coordinates.aborted_of_run(run, Offset(30)) is None
+    assert len(await sequencer.coordinates.aborted_of_run(run, Offset(31)) or ()) == 1
+
+
+async def test_aborted_transactions_behind_a_run_are_looked_at_but_not_named(
+    sequencer: Sequencer, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An open transaction holds the stable offset back, so nothing says where the search may end."""
+    key = log.topic_ids["orders"], Partition(0)
+    await log.write_in(await log.transaction("open"), "orders", one(0, *records(1)))
+    aborted = await log.transaction("aborted")
+    for _ in range(7):
+        await log.write_in(aborted, "orders", one(0, *records(1)))
+        await log.end(aborted, commit=False)
+    asked = coordinates.CoordinateRequest(
+        topic_id=key[0], partition=key[1], from_offset=Offset(30), max_runs=2
+    )
+    run = (await sequencer.coordinates.read([asked]))[key].runs[1]
+    monkeypatch.setattr(coordinates, "_ABORTED_AT_A_TIME", 2)
+    found = await sequencer.coordinates.aborted_of_run(run, Offset(0))
+    monkeypatch.setattr(coordinates, "_MAX_LOOKED_AT", 6)
+
+    assert found is not None
+    assert [entry.first_offset for entry in found] == [run.base_offset] == [31]
+    with pytest.raises(SequencerUnavailable, match="1 aborted transactions of 6 or more"):
+        await sequencer.coordinates.aborted_of_run(run, Offset(0))
 
 
 @pytest.mark.usefixtures("log")

@@ -29,7 +29,7 @@ class Agent:
         batch = {
             "sink": "sink",
             "run_id": "run",
-            "id_prefix": "sink-query-",
+            "id_prefix": "sink-tidelog-sink-query-",
             "query_id": "query",
             "batch_id": 0,
             "transactions": [],
@@ -62,12 +62,17 @@ async def written(sequencer: Sequencer, number: int = 2) -> list[dict[str, Any]]
     keys = [(topic["orders"].topic_id, 0)] if topic else await a_topic(sequencer, 1)
     return [
         asdict(task)
-        for task in await tasks(sequencer, keys, number)  # type: ignore[arg-type]
+        for task in await tasks(sequencer, keys, number, prefix="sink-tidelog-sink-query-")  # type: ignore[arg-type]
     ]
 
 
 def a_transaction(**changes: Any) -> dict[str, Any]:
-    return {"transactional_id": "sink-query-0-0", "producer_id": 1, "producer_epoch": 0, **changes}
+    return {
+        "transactional_id": "sink-tidelog-sink-query-0-0",
+        "producer_id": 1,
+        "producer_epoch": 0,
+        **changes,
+    }
 
 
 async def test_a_commit_is_answered_and_announced_and_its_repeat_is_told_apart(
@@ -96,7 +101,7 @@ async def test_a_batch_that_cannot_be_committed_says_why(agent: Agent, sequencer
 
     assert (lost.status_code, lost.json()["error"]) == (409, "transactions_lost")
     assert "2 of 2 transactions are not open any more" in lost.json()["message"]
-    assert "sink-query-0-0, sink-query-1-0" in lost.json()["message"]
+    assert "sink-tidelog-sink-query-0-0, sink-tidelog-sink-query-1-0" in lost.json()["message"]
     assert (fenced.status_code, fenced.json()["error"]) == (409, "fenced")
     [key] = [(run.topic_id, run.partition) for run in agent.announced[:1]]
     assert await stable(sequencer, key) == (4, 4, 2)
@@ -107,12 +112,14 @@ async def test_a_batch_that_cannot_be_committed_says_why(agent: Agent, sequencer
     [
         {"sink": ""},
         {"sink": "x" * 201},
-        {"sink": "a\0b", "id_prefix": "a\0b-"},
+        {"sink": "a\0b", "id_prefix": "a\0b-tidelog-sink-"},
         {"run_id": ""},
         {"run_id": "a\0b"},
-        {"id_prefix": "other-query-"},
-        {"id_prefix": "sink-query"},
-        {"id_prefix": "sink-a\0-"},
+        {"id_prefix": "other-tidelog-sink-query-"},
+        {"id_prefix": "sink-"},
+        {"id_prefix": "sink-query-"},
+        {"id_prefix": "sink-tidelog-sink-query"},
+        {"id_prefix": "sink-tidelog-sink-a\0-"},
         {"query_id": None},
         {"batch_id": None},
         {"batch_id": -1},
@@ -120,8 +127,8 @@ async def test_a_batch_that_cannot_be_committed_says_why(agent: Agent, sequencer
         {"query_id": "a\0b"},
         {"transactions": [a_transaction(producer_epoch=None)]},
         {"transactions": [a_transaction(transactional_id="orders")]},
-        {"transactions": [a_transaction(transactional_id="sink-query-0")]},
-        {"transactions": [a_transaction(transactional_id="sink-query-0-0\n")]},
+        {"transactions": [a_transaction(transactional_id="sink-tidelog-sink-query-0")]},
+        {"transactions": [a_transaction(transactional_id="sink-tidelog-sink-query-0-0\n")]},
         {"transactions": [a_transaction(producer_epoch=1 << 15)]},
         {"transactions": [a_transaction(producer_id=-1)]},
         {"transactions": [a_transaction()] * (MAX_TRANSACTIONS + 1)},
@@ -136,3 +143,19 @@ async def test_a_request_that_makes_no_sense_is_refused(
 
         assert (answer.status_code, answer.json()["error"]) == (400, "invalid_request"), answer.text
     assert await sequencer.database.read("SELECT 1 FROM sinks") == []
+
+
+async def test_a_sink_ends_no_transactions_of_clients_whose_ids_begin_with_its_name(
+    agent: Agent, sequencer: Sequencer
+) -> None:
+    """Flink's ids are such: a prefix and two numbers."""
+    [key] = await a_topic(sequencer, 1)
+    await tasks(sequencer, [key], 2, prefix="app-")
+
+    of_sinks = {"sink": "app", "query_id": None, "batch_id": None}
+    refused = [await agent.post(what, **of_sinks, id_prefix="app-") for what in ("commit", "abort")]
+    done = [await agent.post(what, **of_sinks, id_prefix="app-tidelog-sink-") for what in ("commit", "abort")]
+
+    assert [answer.status_code for answer in refused] == [400, 400]
+    assert [answer.status_code for answer in done] == [200, 200]
+    assert (await stable(sequencer, key))[0] == 0

@@ -214,3 +214,21 @@ async def test_a_reader_behind_a_listed_range_looks_nothing_up(
 
     assert ([entry.last_offset for entry in found.aborted], looked_up) == ([11], 1)
     assert agent.reads.counts.aborted_look_ups == looked_up
+
+
+async def test_a_batch_that_the_log_start_lies_in_is_read(
+    log: Log, sequencer: Sequencer, store: ObjectStore
+) -> None:
+    """The batch begins below the log start."""
+    producer = await log.transaction("begins below")
+    await log.write_in(producer, "orders", one(0, *records(4)))
+    await log.end(producer, commit=True)
+    await abort(log, 5)
+    key = log.topic_ids["orders"], Partition(0)
+    await sequencer.retention.delete_records(*key, Offset(2))
+    async with an_agent_reading(sequencer, store) as agent:
+        [found] = await read_now(agent, a_plan(log, 2))
+
+    assert found.failure is None
+    rows, _ = seen_by_a_client(found)
+    assert [offset for offset, _ in rows] == [0, 1, 2, 3]

@@ -228,3 +228,33 @@ async def test_only_sinks_that_committed_nothing_for_long_are_forgotten(sequence
 
     assert [await count(sequencer, table) for table in ("sinks", "sink_batches")] == [1, 1]
     assert await sequencer.sinks.commit(a_batch([], 3, sink="c")) == SinkCommitted(is_repeat=True, markers=())
+
+
+async def test_a_late_repeat_of_a_batch_leaves_the_next_batch_open(sequencer: Sequencer) -> None:
+    [key] = await a_topic(sequencer, 1)
+    first = await tasks(sequencer, [key])
+    await sequencer.sinks.commit(a_batch(first, 0))
+    second = await tasks(sequencer, [key])
+
+    again = await sequencer.sinks.commit(a_batch(first, 0))
+    following = await sequencer.sinks.commit(a_batch(second, 1))
+
+    assert again == SinkCommitted(is_repeat=True, markers=())
+    assert isinstance(following, SinkCommitted)
+    assert not following.is_repeat
+
+
+async def test_a_fenced_run_that_aborts_leaves_transactions_of_its_successor_open(
+    sequencer: Sequencer,
+) -> None:
+    [key] = await a_topic(sequencer, 1)
+    await sequencer.sinks.commit(a_batch(await tasks(sequencer, [key]), 0, run="old"))
+    await sequencer.sinks.commit(a_batch(await tasks(sequencer, [key]), 1, run="new"))
+    third = await tasks(sequencer, [key])
+
+    refused = await sequencer.sinks.commit(a_batch([], 2, run="old"))
+    aborted = await sequencer.sinks.abort(a_batch([], 2, run="old"))
+    following = await sequencer.sinks.commit(a_batch(third, 2, run="new"))
+
+    assert (refused, aborted) == (SinkFenced(), ())
+    assert isinstance(following, SinkCommitted)
