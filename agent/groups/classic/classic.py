@@ -272,6 +272,10 @@ class ClassicGroup:
     def topics_to_create(self) -> tuple[InternalTopic, ...]:
         return ()
 
+    def subscribes_by_regex(self, member_id: str) -> bool:
+        del member_id
+        return False
+
     def tick(self, now_ms: int) -> list[Answered]:
         self._rounds.tick(now_ms)
         return self._rounds.take_answers()
