@@ -5,7 +5,7 @@ A check takes milliseconds of CPU on purpose. Promises:
   used.
 - The last correct password of a user is remembered, for its version of the credential, as a digest under a
   key that only this process has. The same password then needs no thread. A wrong one always does.
-- A user that does not exist takes as long as one that does.
+- A user that does not exist takes as long as one whose credential is of SCRAM-SHA-512.
 """
 
 import hmac

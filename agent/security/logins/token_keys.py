@@ -5,6 +5,7 @@ Promises:
   a time, and at most one per `oauth_keys_pause_s`.
 - While keys cannot be fetched again, the last ones are used for `oauth_keys_trusted_s` at most.
 - A fetch takes `oauth_keys_timeout_s` and `oauth_keys_bytes` at most, and follows no redirect.
+- The log has the host and path of the URL, not its query, which may have a secret.
 """
 
 import asyncio
@@ -74,9 +75,19 @@ class TokenKeys:
                 self._keys = read_key_set(await self._document())
             self._fetched_s = asked_s
         except (BadKeySet, httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError) as error:
+            parts = urlsplit(self._settings.oauth_jwks)
+            # The text of an HTTPStatusError has the whole URL.
+            if isinstance(error, httpx.HTTPStatusError):
+                reason = f"status {error.response.status_code}"
+            else:
+                reason = str(error)
             log.warning(
                 "token keys not fetched",
-                extra={"url": self._settings.oauth_jwks, "error": f"{type(error).__name__}: {error}"},
+                extra={
+                    "host": parts.hostname or "",
+                    "path": parts.path,
+                    "error": f"{type(error).__name__}: {reason}",
+                },
             )
         finally:
             self._fetching = None

@@ -104,6 +104,8 @@ class SaslSettings(Settings):
     @classmethod
     def _is_safe(cls, value: str) -> str:
         parts = urlsplit(value)
+        if parts.username is not None or parts.password is not None:
+            raise ValueError("it has a user or password: keys are public, so none is needed")
         is_here = parts.scheme == "file" and bool(parts.path)
         if value and not is_here and not (parts.scheme in ("http", "https") and parts.hostname):
             raise ValueError("it is neither https://... nor file:///...")

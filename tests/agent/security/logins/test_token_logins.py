@@ -1,6 +1,7 @@
 """Clients with tokens log in; the provider's keys are fetched from a URL or a file, not too often."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -37,7 +38,7 @@ class Provider:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 provider.requests += 1
-                self.send_response(200)
+                self.send_response(404 if "gone" in self.path else 200)
                 self.end_headers()
                 self.wfile.write(provider.document)
 
@@ -192,3 +193,21 @@ async def test_a_document_that_is_no_key_set_lets_nobody_in(tmp_path: Path, docu
     with pytest.raises(CannotCheck):
         await keys.key("one")
     keys.close()
+
+
+async def test_a_failed_fetch_logs_no_query(caplog: pytest.LogCaptureFixture, provider: Provider) -> None:
+    caplog.set_level(logging.WARNING)
+    for url in (f"{provider.url}/gone?key=hunter2", "http://127.0.0.1:1/keys?key=hunter2"):
+        keys = TokenKeys(a_settings(url), Clock())
+        with pytest.raises(CannotCheck):
+            await keys.key("one")
+        keys.close()
+
+    lines = [vars(record) for record in caplog.records if record.message == "token keys not fetched"]
+
+    assert [(line["host"], line["path"]) for line in lines] == [
+        ("127.0.0.1", "/keys/gone"),
+        ("127.0.0.1", "/keys"),
+    ]
+    assert "404" in lines[0]["error"]
+    assert "hunter2" not in str(lines)

@@ -11,6 +11,12 @@ def test_keys_come_from_https_or_a_file(url: str) -> None:
         SaslSettings(oauth_jwks=url)
 
 
+@pytest.mark.parametrize("url", ["https://user:hunter2@x/keys", "https://hunter2@x/", "file://:hunter2@x/k"])
+def test_the_address_of_keys_has_no_password(url: str) -> None:
+    with pytest.raises(ValueError, match="user or password"):
+        SaslSettings(oauth_jwks=url)
+
+
 def test_oauthbearer_needs_issuer_audience_and_keys() -> None:
     with pytest.raises(ValueError, match="TIDELOG_OAUTH_AUDIENCE"):
         SaslSettings(sasl_mechanisms="OAUTHBEARER", oauth_jwks="https://x/keys", oauth_issuer="x")
