@@ -4,6 +4,7 @@ Promises (docs/design/history.md#publish):
 - A range of offsets is published once, however often and by however many jobs it is tried. The pointer, its
   end offsets and its objects change in one transaction, only from the version that the publish was staged on,
   and only while the job's hold lasts.
+- A table begins again only of a topic that is compacted by key, and only where no file is the log.
 - Repeating a publish whose response was lost returns the first outcome.
 - Nothing here deletes an object. An object that no retained snapshot names any more is recorded, with the
   time, for the garbage collector.
@@ -444,10 +445,15 @@ class History:
     async def _advance(
         self, connection: AsyncConnection[Row], job: HistoryJob, publication: Publication
     ) -> None:
-        await self._advance_states(
-            connection, job, [each for each in publication.advances if each.state is not None]
-        )
+        states = [each for each in publication.advances if each.state is not None]
         advances = [each for each in publication.advances if each.state is None]
+        if publication.advances:
+            topics = await _rows(connection, "policy", topic_id=job.topic_id)
+            if not topics:
+                raise _refused("the topic was deleted")
+            if advances if topics[0].is_compacted else states:
+                raise _refused("the topic's cleanup policy has changed")
+        await self._advance_states(connection, job, states)
         parameters: dict[str, Any] = {
             "topic_id": job.topic_id,
             "partitions": [advance.partition for advance in advances],
@@ -471,6 +477,15 @@ class History:
         self, connection: AsyncConnection[Row], job: HistoryJob, advances: Sequence[Advance]
     ) -> None:
         plans = [(each.partition, each.to_offset, each.state) for each in advances if each.state is not None]
+        begun_again = {
+            "topic_id": job.topic_id,
+            "partitions": [partition for partition, _, plan in plans if not plan.is_begun],
+        }
+        if begun_again["partitions"]:
+            # Its files go, so none of them may be the log.
+            locked = await _rows(connection, "lock_partitions", **begun_again)
+            if any(row.is_in_history for row in locked):
+                raise _refused("Parquet has become the log of a partition")
         parameters: dict[str, Any] = {
             "topic_id": job.topic_id,
             "partitions": [partition for partition, _, _ in plans],
@@ -481,10 +496,7 @@ class History:
         }
         if len(await _rows(connection, "advance_states", **parameters)) != len(advances):
             raise _refused("another job published these offsets first")
-        begun_again = [partition for partition, _, plan in plans if not plan.is_begun]
-        await connection.execute(
-            SQL["forget_raw_ranges"], {"topic_id": job.topic_id, "partitions": begun_again}
-        )
+        await connection.execute(SQL["forget_raw_ranges"], begun_again)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,8 @@
 
 Promises:
 - A run is dropped only while every offset of it is in history or has expired from it. A run of which some did
-  not decode stays.
+  not decode stays, as does one of which history has the last record of each key alone. Whether that is so is
+  looked up under the lock of the partition's row.
 - The local start only moves forward, and never past the end of the history.
 - No object is touched: it becomes garbage with its last run, after the grace period. So an agent that knows a
   dropped run still reads it.

@@ -211,6 +211,17 @@ WHERE job_id = %(job_id)s
 SELECT state, lease_until > clock_timestamp() AS held FROM history_jobs
 WHERE job_id = %(job_id)s FOR NO KEY UPDATE
 
+-- name: policy
+-- Whether the topic is compacted by key now; no row if it was deleted.
+SELECT coalesce(config ->> 'cleanup.policy' ~ 'compact', false) AS is_compacted FROM topics
+WHERE topic_id = %(topic_id)s AND deleted_at IS NULL
+
+-- name: lock_partitions
+-- Whether Parquet is a part of each partition's log. While the lock is held, no run is dropped.
+SELECT partition, local_start_offset > log_start_offset AS is_in_history FROM partitions
+WHERE topic_id = %(topic_id)s AND partition = ANY(%(partitions)s::integer[])
+ORDER BY partition FOR NO KEY UPDATE
+
 -- name: advance_partitions
 -- Each only from where the plan began: a range is published once. The row of a partition appears with its
 -- first publish.

@@ -53,24 +53,34 @@ ORDER BY p.topic_id, p.partition FOR NO KEY UPDATE OF p
 -- name: drop_local_runs
 -- Those of the runs that are there as they were read: a merge may have come first. Agents that know a dropped
 -- run read on in its object, which stays for the grace period.
-WITH dropped AS (
+--
+-- Of a partition only if its history still has all records up to the new local start. Since it was read, the
+-- topic may have been compacted by key, and its history may have become its state.
+WITH wanted AS MATERIALIZED (
+    SELECT m.topic_id, m.partition, m.local_start, h.state_to, h.compacted_to
+    FROM unnest(%(moved_topic_ids)s::uuid[], %(moved_partitions)s::integer[], %(local_starts)s::bigint[])
+        AS m (topic_id, partition, local_start)
+    JOIN topics AS t USING (topic_id)
+    JOIN history_partitions AS h USING (topic_id, partition)
+    WHERE (t.config ->> 'cleanup.policy' ~ 'compact') IS NOT TRUE AND m.local_start <= h.compacted_to
+), dropped AS (
     DELETE FROM runs AS r
     USING unnest(%(topic_ids)s::uuid[], %(partitions)s::integer[], %(base_offsets)s::bigint[],
         %(last_offsets)s::bigint[]) AS d (topic_id, partition, base_offset, last_offset)
+    JOIN wanted AS w USING (topic_id, partition)
     WHERE r.topic_id = d.topic_id AND r.partition = d.partition AND r.base_offset = d.base_offset
-        AND r.last_offset = d.last_offset
+        AND r.last_offset = d.last_offset AND d.base_offset >= w.state_to AND d.last_offset < w.compacted_to
     RETURNING r.topic_id, r.partition, r.length
 ), total AS (
     SELECT topic_id, partition, count(*) AS runs, sum(length)::bigint AS bytes FROM dropped
     GROUP BY topic_id, partition
 ), moved AS (
     UPDATE partitions AS p
-    SET local_start_offset = greatest(p.local_start_offset, m.local_start),
+    SET local_start_offset = greatest(p.local_start_offset, w.local_start),
         size_bytes = p.size_bytes - coalesce(total.bytes, 0)
-    FROM unnest(%(moved_topic_ids)s::uuid[], %(moved_partitions)s::integer[], %(local_starts)s::bigint[])
-        AS m (topic_id, partition, local_start)
-    LEFT JOIN total ON total.topic_id = m.topic_id AND total.partition = m.partition
-    WHERE p.topic_id = m.topic_id AND p.partition = m.partition
+    FROM wanted AS w
+    LEFT JOIN total ON total.topic_id = w.topic_id AND total.partition = w.partition
+    WHERE p.topic_id = w.topic_id AND p.partition = w.partition
 )
 SELECT coalesce(sum(runs), 0)::bigint AS runs, coalesce(sum(bytes), 0)::bigint AS bytes FROM total
 

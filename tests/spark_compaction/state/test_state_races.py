@@ -6,7 +6,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from compactor.history_log_jobs import local_drop
 from sequencer.client import Sequencer
+from sequencer.history.history_log import LocallyDropped
+from sequencer.housekeeping.merges import BEFORE_ALL
 from spark_compaction.compact import Compaction, TopicCompaction, TopicCompactor
 from spark_compaction.merge_files import FileMerger
 from spark_compaction.settings import CompactionSettings
@@ -30,6 +33,7 @@ from tests.spark_compaction.state.test_state_properties import (
 from tests.spark_compaction.test_races import Held
 
 POINTS = ("before staging", "before the commit")
+CHANGED = "the topic's cleanup policy has changed"
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("without_spark"), pytest.mark.timeout(300)]
 
@@ -47,6 +51,12 @@ async def a_table(log: Log, settings: CompactionSettings, **config: str) -> Topi
         done = await compacted(log, settings)
     await write(log, ("a0", "2"), ("b1", None), ("c", "1"))
     return done
+
+
+async def a_table_of_all_records(log: Log, settings: CompactionSettings, **config: str) -> None:
+    await log.topic(TOPIC, 1, retention_ms="-1", **config)
+    await write(log, ("a", "1"), ("a", "2"), ("b", None), ("c", "1"))
+    assert (await compacted(log, settings)).advanced
 
 
 async def compacted(log: Log, settings: CompactionSettings) -> TopicCompaction:
@@ -139,24 +149,105 @@ async def test_a_topic_that_is_deleted_meanwhile_gets_no_table(
 async def test_the_policy_may_change_at_any_moment(
     log: Log, settings: CompactionSettings, sequencer: Sequencer, held: Held, point: str
 ) -> None:
+    """What was planned before is planned again."""
     await a_table(log, settings)
-    after(held, point, lambda: set_config(log, cleanup_policy="delete", retention_ms="-1"))
-    assert (await compacted(log, settings)).advanced
+    new = log.expected[TOPIC][8:]
     state = await table_rows(settings, TOPIC)
-    assert state == written_state(log, TOPIC)
-    before = len(log.expected[TOPIC])
+    after(held, point, lambda: set_config(log, cleanup_policy="delete", retention_ms="-1"))
+    done = await compacted(log, settings)
+    assert (done.advanced, done.refused) == (False, (CHANGED,))
+    assert (await compacted(log, settings)).advanced
+    assert await table_rows(settings, TOPIC) == [*state, *new]
     await write(log, ("a0", "3"), ("a0", "4"), ("c", None))
 
     after(held, point, lambda: set_config(log, cleanup_policy="compact"))
-    assert (await compacted(log, settings)).advanced
+    done = await compacted(log, settings)
+    assert (done.advanced, done.refused) == (False, (CHANGED,))
 
-    appended = log.expected[TOPIC][before:]
-    assert await table_rows(settings, TOPIC) == [*state, *appended]
-    await write(log, ("e", "1"))
     assert (await compacted(log, settings)).advanced
     assert await table_rows(settings, TOPIC) == written_state(log, TOPIC)
     assert not (await compacted(log, settings)).advanced
     assert await is_healthy(sequencer, log.store)
+
+
+@pytest.mark.parametrize("policy", ["delete", "compact"])
+@pytest.mark.parametrize("point", POINTS)
+async def test_a_table_does_not_begin_again_where_parquet_became_the_log_meanwhile(
+    log: Log,
+    settings: CompactionSettings,
+    sequencer: Sequencer,
+    held: Held,
+    database_url: str,
+    store_url: str,
+    store_settings: StoreSettings,
+    point: str,
+    policy: str,
+) -> None:
+    """Whether or not the topic is compacted by key once more when the job publishes."""
+    await a_table_of_all_records(log, settings)
+    await set_config(log, cleanup_policy="compact")
+
+    async def drop() -> None:
+        await set_config(log, cleanup_policy="delete", tidelog_history="log", local_retention_ms="0")
+        assert await drop_local(sequencer) > 0
+        if policy == "compact":
+            await set_config(log, tidelog_history="table")
+            await set_config(log, cleanup_policy="compact")
+
+    after(held, point, drop)
+    done = await compacted(log, settings)
+
+    reason = CHANGED if policy == "delete" else "Parquet has become the log of a partition"
+    assert (held.reached, done.advanced, done.refused) == ([point], False, (reason,))
+    assert await table_rows(settings, TOPIC) == log.expected[TOPIC]
+    async with running(database_url, store_url, store_settings=store_settings) as agent:
+        found = await consumed(agent, TOPIC, 1)
+    assert found == [(row[0], row[1], row[4], row[5]) for row in log.expected[TOPIC]]
+
+
+@pytest.mark.parametrize("policy", ["compact", "delete"])
+async def test_runs_that_were_to_go_stay_where_the_table_began_again_meanwhile(
+    log: Log,
+    settings: CompactionSettings,
+    sequencer: Sequencer,
+    database_url: str,
+    store_url: str,
+    store_settings: StoreSettings,
+    policy: str,
+) -> None:
+    """Whether or not the topic is still compacted by key when they were to go."""
+    await a_table_of_all_records(log, settings, tidelog_history="log", local_retention_ms="0")
+    logs, _ = await sequencer.history_log.to_shorten(BEFORE_ALL, 10, 10)
+    drops = [drop for drop in map(local_drop, logs) if drop is not None]
+    assert [len(drop.runs) for drop in drops] == [1]
+    await set_config(log, tidelog_history="table")
+    await set_config(log, cleanup_policy="compact")
+    assert (await compacted(log, settings)).advanced
+    await set_config(log, cleanup_policy=policy)
+
+    dropped = await sequencer.history_log.drop_local(drops)
+
+    assert dropped == LocallyDropped(runs=0, size_bytes=0)
+    async with running(database_url, store_url, store_settings=store_settings) as agent:
+        found = await consumed(agent, TOPIC, 1)
+    assert found == [(row[0], row[1], row[4], row[5]) for row in log.expected[TOPIC]]
+
+
+async def test_runs_that_were_to_go_stay_where_the_topic_became_compacted_meanwhile(
+    log: Log, settings: CompactionSettings, sequencer: Sequencer
+) -> None:
+    """So the table may begin again."""
+    await a_table_of_all_records(log, settings, tidelog_history="log", local_retention_ms="0")
+    logs, _ = await sequencer.history_log.to_shorten(BEFORE_ALL, 10, 10)
+    drops = [drop for drop in map(local_drop, logs) if drop is not None]
+    await set_config(log, tidelog_history="table")
+    await set_config(log, cleanup_policy="compact")
+
+    dropped = await sequencer.history_log.drop_local(drops)
+
+    assert dropped == LocallyDropped(runs=0, size_bytes=0)
+    assert (await compacted(log, settings)).advanced
+    assert await table_rows(settings, TOPIC) == written_state(log, TOPIC)
 
 
 async def test_a_table_of_all_records_becomes_the_state_without_new_ones(
