@@ -70,7 +70,7 @@ class Updates:
 
     def ends(self) -> dict[int, int]:
         return {
-            partition: max((offset for at, offset in self.records if at == partition), default=-1)
+            partition: max((offset for at, offset in list(self.records) if at == partition), default=-1)
             for partition in range(PARTITIONS)
         }
 
