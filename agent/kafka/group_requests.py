@@ -48,7 +48,7 @@ class NamedTopic(Protocol):
 
 def client_host(context: RequestContext[object]) -> str:
     """Returns the host as Kafka writes it: Java's text for an address without a name."""
-    return "/" + context.connection.peer.rpartition(":")[0]
+    return "/" + context.connection.host
 
 
 def client_id(context: RequestContext[object]) -> str:

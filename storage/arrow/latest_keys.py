@@ -139,6 +139,20 @@ def _halve(table: NDArray[np.int64], limits: NDArray[np.int64]) -> Any:
     return limits[_ROOM]
 
 
+@helper
+def _note(table: NDArray[np.int64], limits: NDArray[np.int64], high: Any, low: Any, next_offset: Any) -> Any:
+    """Notes that a key has a record before `next_offset`. False: there is no room for it."""
+    slot = _slot(table, high, low)
+    if table[slot, _NEXT_OFFSET] == 0:
+        if limits[_ROOM] == 0:
+            return False
+        limits[_ROOM] -= 1
+        table[slot, _HIGH] = high
+        table[slot, _LOW] = low
+    table[slot, _NEXT_OFFSET] = max(table[slot, _NEXT_OFFSET], next_offset)
+    return True
+
+
 @kernel(LONG_ROWS_OUT, LONGS_OUT, LONGS_IN, LONGS_IN, INTS_IN, BYTES_IN, BYTES_IN)
 def _put(
     table: NDArray[np.int64],
@@ -156,14 +170,8 @@ def _put(
         high, low = _hash(secret, keys, key_offsets[row], key_offsets[row + 1])
         if not _is_in_range(limits, high):
             continue
-        slot = _slot(table, high, low)
-        if table[slot, _NEXT_OFFSET] == 0:
-            if limits[_ROOM] == 0:
-                return row
-            limits[_ROOM] -= 1
-            table[slot, _HIGH] = high
-            table[slot, _LOW] = low
-        table[slot, _NEXT_OFFSET] = max(table[slot, _NEXT_OFFSET], offsets[row] + 1)
+        if not _note(table, limits, high, low, offsets[row] + 1):
+            return row
     return len(offsets)
 
 
@@ -174,14 +182,8 @@ def _put_hashed(table: NDArray[np.int64], limits: NDArray[np.int64], entries: ND
         high, low = entries[row, _HIGH], entries[row, _LOW]
         if not _is_in_range(limits, high):
             continue
-        slot = _slot(table, high, low)
-        if table[slot, _NEXT_OFFSET] == 0:
-            if limits[_ROOM] == 0:
-                return row
-            limits[_ROOM] -= 1
-            table[slot, _HIGH] = high
-            table[slot, _LOW] = low
-        table[slot, _NEXT_OFFSET] = max(table[slot, _NEXT_OFFSET], entries[row, _NEXT_OFFSET])
+        if not _note(table, limits, high, low, entries[row, _NEXT_OFFSET]):
+            return row
     return len(entries)
 
 

@@ -27,8 +27,7 @@ from kio.schema.errors import ErrorCode
 from agent.error_codes import ADMINISTRATION_ERRORS, AdministrationRefused, administration_code
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.apis.describe_user_scram_credentials import MECHANISM_NUMBERS
-from agent.kafka.authorization import may_on_cluster
-from agent.kafka.configs.administration import named_twice
+from agent.kafka.configs.administration import check_cluster_access, named_twice
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesSequencer
 from agent.security.sasl import scram
@@ -57,10 +56,9 @@ async def handle(
     users = dict.fromkeys(
         [*(one.name for one in request.deletions), *(one.name for one in request.upsertions)]
     )
-    if not may_on_cluster(Operation.ALTER, context):
-        refused = AdministrationRefused(
-            ErrorCode.cluster_authorization_failed, "Cluster authorization failed."
-        )
+    try:
+        check_cluster_access(Operation.ALTER, context)
+    except AdministrationRefused as refused:
         return _response(users, dict.fromkeys(users, refused))
     refusals = _refusals(request)
     upserted = [

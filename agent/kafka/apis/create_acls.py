@@ -14,8 +14,7 @@ from kio.schema.errors import ErrorCode
 
 from agent.error_codes import ADMINISTRATION_ERRORS, AdministrationRefused, administration_code
 from agent.kafka.api import NO_THROTTLE
-from agent.kafka.authorization import may_on_cluster
-from agent.kafka.configs.acl_codes import acl_of, acl_refusals, security_disabled
+from agent.kafka.configs.acl_codes import acl_of, acl_refusals, check_acl_access
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesAcls, UsesAuthorizer, UsesSequencer
 from sequencer.database.database import SequencerUnavailable
@@ -32,12 +31,7 @@ _ADDED = AclCreationResult(error_code=ErrorCode.none, error_message=None)
 
 async def handle(request: CreateAclsRequest, context: RequestContext[_Uses]) -> CreateAclsResponse:
     try:
-        if not may_on_cluster(Operation.ALTER, context):
-            raise AdministrationRefused(
-                ErrorCode.cluster_authorization_failed, "Cluster authorization failed."
-            )
-        if not context.parts.authorizer.is_on:
-            raise security_disabled()
+        check_acl_access(Operation.ALTER, context)
         outcomes = [await _checked(entry) for entry in request.creations]
         acls = [outcome for outcome in outcomes if isinstance(outcome, Acl)]
         added = await _add(acls, context)

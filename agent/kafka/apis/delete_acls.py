@@ -19,8 +19,7 @@ from kio.static.primitive import i8
 
 from agent.error_codes import ADMINISTRATION_ERRORS, AdministrationRefused, administration_code
 from agent.kafka.api import NO_THROTTLE
-from agent.kafka.authorization import may_on_cluster
-from agent.kafka.configs.acl_codes import acl_refusals, filter_of, security_disabled
+from agent.kafka.configs.acl_codes import acl_refusals, check_acl_access, filter_of
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesAcls, UsesAuthorizer, UsesSequencer
 from sequencer.database.database import SequencerUnavailable
@@ -37,12 +36,7 @@ _MOST_REMOVED: Final = 10_000
 
 async def handle(request: DeleteAclsRequest, context: RequestContext[_Uses]) -> DeleteAclsResponse:
     try:
-        if not may_on_cluster(Operation.ALTER, context):
-            raise AdministrationRefused(
-                ErrorCode.cluster_authorization_failed, "Cluster authorization failed."
-            )
-        if not context.parts.authorizer.is_on:
-            raise security_disabled()
+        check_acl_access(Operation.ALTER, context)
         outcomes = [_checked(entry) for entry in request.filters]
         filters = [outcome for outcome in outcomes if isinstance(outcome, AclFilter)]
         async with acl_refusals():

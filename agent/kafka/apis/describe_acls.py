@@ -10,10 +10,9 @@ from kio.schema.describe_acls.v3.response import AclDescription, DescribeAclsRes
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i8
 
-from agent.error_codes import ADMINISTRATION_ERRORS, AdministrationRefused, administration_code
+from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE
-from agent.kafka.authorization import may_on_cluster
-from agent.kafka.configs.acl_codes import acl_refusals, filter_of, security_disabled
+from agent.kafka.configs.acl_codes import acl_refusals, check_acl_access, filter_of
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesAuthorizer, UsesResponseMemory, UsesSequencer
 from sequencer.security.acl import Acl, Operation, PatternType, ResourceType
@@ -28,13 +27,8 @@ _ACL_BYTES: Final = 64
 
 async def handle(request: DescribeAclsRequest, context: RequestContext[_Uses]) -> DescribeAclsResponse:
     try:
-        if not may_on_cluster(Operation.DESCRIBE, context):
-            raise AdministrationRefused(
-                ErrorCode.cluster_authorization_failed, "Cluster authorization failed."
-            )
+        check_acl_access(Operation.DESCRIBE, context)
         authorizer = context.parts.authorizer
-        if not authorizer.is_on:
-            raise security_disabled()
         async with acl_refusals():
             found = await context.parts.sequencer.acls.matching(
                 filter_of(request), authorizer.settings.max_acls, authorizer.settings.acl_page

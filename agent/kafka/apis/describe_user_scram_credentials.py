@@ -19,8 +19,7 @@ from kio.static.primitive import i8, i32
 
 from agent.error_codes import ADMINISTRATION_ERRORS, administration_code
 from agent.kafka.api import NO_THROTTLE
-from agent.kafka.authorization import may_on_cluster
-from agent.kafka.configs.administration import named_twice
+from agent.kafka.configs.administration import check_cluster_access, named_twice
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesSequencer
 from sequencer.security.acl import Operation
@@ -41,15 +40,9 @@ MECHANISM_NUMBERS: Final[Mapping[ScramMechanism, int]] = {
 async def handle(
     request: DescribeUserScramCredentialsRequest, context: RequestContext[_Uses]
 ) -> DescribeUserScramCredentialsResponse:
-    if not may_on_cluster(Operation.DESCRIBE, context):
-        return DescribeUserScramCredentialsResponse(
-            throttle_time=NO_THROTTLE,
-            error_code=ErrorCode.cluster_authorization_failed,
-            error_message="Cluster authorization failed.",
-            results=(),
-        )
     asked = [user.name for user in request.users or ()]
     try:
+        check_cluster_access(Operation.DESCRIBE, context)
         found = await _credentials(asked, context)
     except ADMINISTRATION_ERRORS as error:
         return DescribeUserScramCredentialsResponse(

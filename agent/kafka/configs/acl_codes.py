@@ -12,6 +12,9 @@ from typing import Final, Protocol, TypeVar
 from kio.schema.errors import ErrorCode
 
 from agent.error_codes import AdministrationRefused
+from agent.kafka.configs.administration import check_cluster_access
+from agent.kafka.context import RequestContext
+from agent.kafka.uses import UsesAuthorizer
 from sequencer.security.acl import Acl, AclFilter, Operation, PatternType, Permission, ResourceType
 from sequencer.security.acls import InvalidAcl, TooManyAcls
 
@@ -59,8 +62,11 @@ class AclFilterEntry(Protocol):
     def permission_type(self) -> int: ...
 
 
-def security_disabled() -> AdministrationRefused:
-    return AdministrationRefused(ErrorCode.security_disabled, "No Authorizer is configured.")
+def check_acl_access(operation: Operation, context: RequestContext[UsesAuthorizer]) -> None:
+    """Raises AdministrationRefused if the client may not do this with ACLs, or if ACLs decide nothing."""
+    check_cluster_access(operation, context)
+    if not context.parts.authorizer.is_on:
+        raise AdministrationRefused(ErrorCode.security_disabled, "No Authorizer is configured.")
 
 
 def acl_of(entry: AclEntry) -> Acl:

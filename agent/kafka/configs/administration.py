@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Collection, Hashable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from kio.schema.errors import ErrorCode
 
@@ -55,7 +55,13 @@ def check_config_access(
     elif resource_type == GROUP_RESOURCE:
         if not may(operation, GROUP, name, context):
             raise AdministrationRefused(ErrorCode.group_authorization_failed, "Group authorization failed.")
-    elif not may_on_cluster(operation, context):
+    else:
+        check_cluster_access(operation, context)
+
+
+def check_cluster_access(operation: Operation, context: RequestContext[Any]) -> None:
+    """Raises AdministrationRefused."""
+    if not may_on_cluster(operation, context):
         raise AdministrationRefused(ErrorCode.cluster_authorization_failed, "Cluster authorization failed.")
 
 

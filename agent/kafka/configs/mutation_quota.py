@@ -80,5 +80,4 @@ def mutation_throttle(context: RequestContext[UsesMutationQuota], api: str) -> i
 
 
 def _client(context: RequestContext[UsesMutationQuota]) -> str:
-    host = context.connection.peer.rpartition(":")[0]
-    return f"{host} {(context.client_id or '')[:_LONGEST_CLIENT_ID]}"
+    return f"{context.connection.host} {(context.client_id or '')[:_LONGEST_CLIENT_ID]}"

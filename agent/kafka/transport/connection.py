@@ -403,7 +403,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
     async def _handle(
         self, request: Request, context: RequestContext[Parts], frame: bytes | None
     ) -> list[Chunk] | None:
-        ASKED_BY.set(Asker(self.state.peer.rpartition(":")[0], self.state.connection_id))
+        ASKED_BY.set(Asker(self.state.host, self.state.connection_id))
         if self._forwards is not None and frame is not None:
             return await self._forwards.answer(request, frame, context)
         return await self._shared.dispatch.answer(request, context)
