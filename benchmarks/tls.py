@@ -1,7 +1,7 @@
 """What TLS costs an agent: CPU per GB, and memory per connection (`python -m benchmarks.tls`).
 
-Three transports serve the same client over loopback, each in a process of its own on uvloop: a plain one, the
-agent's TLS (`agent/security/tls/transport.py`), and the event loop's own TLS. Kernel TLS is not among them:
+Three transports serve the same client over loopback, each in a separate process on uvloop: a plain one,
+the agent's TLS (`agent/security/tls/transport.py`), and the event loop's TLS. Kernel TLS is not among them:
 asyncio and uvloop encrypt into memory (`ssl.MemoryBIO`), so OpenSSL never sees the socket that the kernel
 would encrypt for.
 """

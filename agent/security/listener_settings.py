@@ -42,9 +42,9 @@ class ListenerSettings(Settings):
     listener, at `kafka_host` and `kafka_port`.
     """
     advertised_listeners: str = ""
-    """The addresses that the clients of each listener are told, written in the same way (Kafka's
-    advertised.listeners). A listener that is not named tells the bound address. The first listener's address
-    is the agent's identity.
+    """The addresses that each listener advertises to its clients, written in the same way (Kafka's
+    advertised.listeners). A listener that is not named advertises the bound address. The first listener's
+    address is the agent's identity.
     """
     listener_security_protocol_map: str = ""
     """The security protocol of each listener, `OUTSIDE:SSL,INSIDE:PLAINTEXT` (Kafka's

@@ -1,6 +1,6 @@
 """The Kafka listeners of an agent, as its settings describe them (KIP-103). Pure.
 
-A listener has a name, an address that it binds, a security protocol, and an address that clients are told.
+A listener has a name, an address that it binds, a security protocol, and an advertised address.
 Metadata, DescribeCluster and FindCoordinator answer a client with the addresses of the listeners of the same
 name, at all agents.
 """

@@ -134,7 +134,7 @@ class Arrivals:
         streams.connection_made(transport)
 
     def encrypts(self, arrival: "_Arrival", transport: asyncio.Transport, received: memoryview) -> None:
-        """The other side began with TLS: it arrives anew once the connection is secured."""
+        """The other side began with TLS. Once the connection is secured, it is a new arrival."""
         assert self._tls is not None, "an arrival may encrypt if there is TLS"
         self._waiting.pop(arrival).cancel()
         secured = self._tls.accept(lambda: _Arrival(self))
