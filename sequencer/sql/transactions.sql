@@ -136,7 +136,8 @@ WHERE t.transactional_id > %(after)s
 ORDER BY t.transactional_id LIMIT %(cap)s
 
 -- name: by_producer
-SELECT transactional_id, producer_id, producer_epoch FROM transactions WHERE producer_id = %(producer_id)s
+SELECT transactional_id, producer_id, producer_epoch FROM transactions
+WHERE producer_id = ANY (%(producer_ids)s::bigint[])
 
 -- name: open_offsets
 -- Where the open transactions of producers begin in a partition.
