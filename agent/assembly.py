@@ -31,6 +31,7 @@ from agent.settings import AppSettings
 from agent.shared_lookups import SharedLookups
 from agent.telemetry.telemetry import Telemetry
 from agent.topic_directory import TopicDirectory
+from agent.transactional_ids import TransactionalIds
 from agent.write_path.write_path import WritePath
 from cache_ring.coordinates.coordinate_push import CoordinatePush, PartitionsRead
 from cache_ring.pages.page_reader import PageReader
@@ -135,6 +136,8 @@ def assemble(
     coordinates = KnownCoordinates(sequencer, partitions_read, settings.read_path, peer_server.push)
     topics = TopicDirectory(sequencer.topics, settings.agent, clock)
     sequencer.database.on_change(topics.forget_all)
+    transactional_ids = TransactionalIds(sequencer.transactions, settings.agent)
+    sequencer.database.on_change(transactional_ids.forget_all)
     peers = PeerClient(settings.ring, membership.peer_secrets, tls=peer_tls)
     pages = PageReader(membership, store_pages, peers, settings.ring, partial(_compression_of, topics))
     membership.when_erased(pages.drop_made_before)
@@ -156,7 +159,12 @@ def assemble(
         most_keys=settings.agent.shared_lookup_keys,
         most_waiting=settings.agent.shared_lookups_waiting,
     )
-    lookups = (topics.used_share, bounds.used_share, sequencer.database.used_share)
+    lookups = (
+        topics.used_share,
+        transactional_ids.used_share,
+        bounds.used_share,
+        sequencer.database.used_share,
+    )
     coordinator, offset_batches = _build_coordinator(
         sequencer, topics, membership, settings.groups, metrics, authorizer
     )
@@ -172,6 +180,7 @@ def assemble(
         membership=membership,
         authentication=authentication,
         topics=topics,
+        transactional_ids=transactional_ids,
         bounds=bounds,
         mutations=mutation_quotas(settings.agent, clock),
         lookup_pace=LookupPace(settings.agent, clock),

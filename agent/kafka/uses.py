@@ -21,6 +21,7 @@ from agent.security.logins.authentication import Authentication
 from agent.shared_lookups import SharedLookups
 from agent.telemetry.telemetry import Telemetry
 from agent.topic_directory import TopicDirectory
+from agent.transactional_ids import TransactionalIds
 from agent.write_path.write_path import WritePath
 from cache_ring.ring.membership import Membership
 from sequencer.client import Sequencer
@@ -52,6 +53,11 @@ class UsesAuthentication(Protocol):
 class UsesTopics(Protocol):
     @property
     def topics(self) -> TopicDirectory: ...
+
+
+class UsesTransactionalIds(Protocol):
+    @property
+    def transactional_ids(self) -> TransactionalIds: ...
 
 
 class UsesBounds(Protocol):
