@@ -31,6 +31,7 @@ from agent.settings import AppSettings
 from agent.shared_lookups import SharedLookups
 from agent.telemetry.telemetry import Telemetry
 from agent.topic_directory import TopicDirectory
+from agent.topic_keys import TopicKeys
 from agent.write_path.write_path import WritePath
 from cache_ring.coordinates.coordinate_push import CoordinatePush, PartitionsRead
 from cache_ring.pages.page_reader import PageReader
@@ -48,6 +49,7 @@ from sequencer.history.history import history_prefix
 from sequencer.topics.topic_config import TopicConfig
 from storage.batches.produced_batches import LoneCheck
 from storage.batches.record_batch import Compression
+from storage.encryption.key_wrapping import key_wrapping
 from storage.identifiers import ObjectKey, TopicId
 from storage.segments.keys import merged_prefix, segments_prefix
 from storage.stores.object_store import ObjectStore
@@ -138,7 +140,10 @@ def assemble(
     peers = PeerClient(settings.ring, membership.peer_secrets, tls=peer_tls)
     pages = PageReader(membership, store_pages, peers, settings.ring, partial(_compression_of, topics))
     membership.when_erased(pages.drop_made_before)
-    reads = ReadPath(coordinates, pages, settings.read_path, metrics.topics)
+    topic_keys = TopicKeys(
+        sequencer.topic_keys, key_wrapping(settings.encryption), topics, settings.encryption, clock
+    )
+    reads = ReadPath(coordinates, pages, settings.read_path, metrics.topics, keys=topic_keys)
     write_path = WritePath(
         sequencer=sequencer,
         store=outside.store,
@@ -172,6 +177,7 @@ def assemble(
         membership=membership,
         authentication=authentication,
         topics=topics,
+        topic_keys=topic_keys,
         bounds=bounds,
         mutations=mutation_quotas(settings.agent, clock),
         lookup_pace=LookupPace(settings.agent, clock),
@@ -191,7 +197,9 @@ def assemble(
         metrics=metrics,
         lone_check=LoneCheck(),
         checking=checking,
-        times=TimeLookup(sequencer.coordinates, pages, checking, settings.read_path, settings.agent),
+        times=TimeLookup(
+            sequencer.coordinates, pages, checking, settings.read_path, settings.agent, topic_keys
+        ),
     )
     return Assembly(
         parts=parts,

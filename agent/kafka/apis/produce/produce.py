@@ -36,6 +36,7 @@ from agent.kafka.apis.produce.produce_bytes import (
     encode,
     read_request,
 )
+from agent.kafka.apis.produce.seal_batches import UsesSeals, sealed
 from agent.kafka.authorization import TOPIC as TOPIC_RESOURCE
 from agent.kafka.authorization import TRANSACTIONAL_ID, is_restricted, may, permitted
 from agent.kafka.context import RequestContext
@@ -43,6 +44,7 @@ from agent.kafka.routing.current_leaders import node_endpoints
 from agent.kafka.transport.vectored import Encoded
 from agent.kafka.uses import UsesMetrics, UsesOverload, UsesTopics, UsesWritePath
 from agent.settings import AgentSettings
+from agent.topic_keys import is_sealing
 from agent.write_path.appended_batches import Appended
 from agent.write_path.outcomes import Unassigned, WriteFailed, WriteFailure
 from sequencer.database.database import SequencerUnavailable
@@ -54,7 +56,7 @@ from storage.identifiers import TopicId
 from storage.segments.segment_batches import TOPIC, TRANSACTION, BatchTransaction
 
 
-class _Uses(UsesChecks, UsesMetrics, UsesOverload, UsesTopics, UsesWritePath, Protocol):
+class _Uses(UsesChecks, UsesSeals, UsesMetrics, UsesOverload, UsesTopics, UsesWritePath, Protocol):
     """The parts that this API uses."""
 
 
@@ -91,7 +93,9 @@ def begin(request: ProduceRequest, context: RequestContext[_Uses], respond: Resp
         return False
     named, [(start, end)] = request.topics[0], request.records
     topic = context.parts.topics.known(named.name if named.topic_id is None else TopicId(named.topic_id))
-    if topic is None or not named.partitions or not _is_allowed(request, topic, context):
+    if topic is None or not named.partitions or is_sealing(topic):
+        return False
+    if not _is_allowed(request, topic, context):
         return False
     accepted = accept_lone(topic, named.partitions[0], request.frame[start:end], context)
     if accepted is None or not _fits_transaction(accepted, request, context):
@@ -211,12 +215,16 @@ async def _accept(request: ProduceRequest, context: RequestContext[_Uses]) -> Ac
     longest_s = context.settings.max_produce_timeout_s
     deadline_s = context.deadline_s(request.timeout_s if has_acks else longest_s, longest_s)
     try:
-        return await accept(asked, _unknown_topic(context), context, deadline_s, needs_client=has_acks)
+        accepted = await accept(asked, _unknown_topic(context), context, deadline_s, needs_client=has_acks)
     except TimeoutError:
         return ProduceResult(
             code=ErrorCode.request_timed_out,
             message="the request's timeout was over before its batches were checked",
         )
+    to_seal = {topic.topic_id for topic in topics if topic is not None and is_sealing(topic)}
+    if to_seal and not isinstance(accepted, ProduceResult):
+        return await sealed(accepted, to_seal, context)
+    return accepted
 
 
 def _unknown_topic(context: RequestContext[_Uses]) -> ErrorCode:
