@@ -140,8 +140,9 @@ def assemble(
     peers = PeerClient(settings.ring, membership.peer_secrets, tls=peer_tls)
     pages = PageReader(membership, store_pages, peers, settings.ring, partial(_compression_of, topics))
     membership.when_erased(pages.drop_made_before)
+    checking = Threads("check", settings.agent.validation_threads)
     topic_keys = TopicKeys(
-        sequencer.topic_keys, key_wrapping(settings.encryption), topics, settings.encryption, clock
+        sequencer.topic_keys, key_wrapping(settings.encryption), topics, settings.encryption, checking, clock
     )
     reads = ReadPath(coordinates, pages, settings.read_path, metrics.topics, keys=topic_keys)
     write_path = WritePath(
@@ -165,7 +166,6 @@ def assemble(
     coordinator, offset_batches = _build_coordinator(
         sequencer, topics, membership, settings.groups, metrics, authorizer
     )
-    checking = Threads("check", settings.agent.validation_threads)
     request_memory = MemoryBudget(settings.agent.request_memory_bytes)
     authentication = Authentication(sequencer.user_credentials, settings.sasl, metrics, clock)
     sequencer.database.on_change(authentication.known.forget_all)

@@ -1,7 +1,7 @@
 """What sealing and opening batches costs, in CPU seconds per GB of the batches that clients send.
 
-`python -m benchmarks.encryption`. One process: validated batches are sealed into a segment, and a run's batches
-are cut for a fetch, each with and without encryption in turn.
+`python -m benchmarks.encryption`. One process. Checked batches are sealed into a segment, and the batches of
+a run are cut for a fetch, each with and without encryption in turn.
 """
 
 import os

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage.arrow.arrow_columns import decode_batches
 from storage.batches.batch_validation import (
     BatchFault,
     BatchLimits,
@@ -107,3 +108,10 @@ def test_sealed_batches_of_several_keys_lie_between_others() -> None:
     assert opened(sealed, PARTITION, keys) == a_batch() + marker + a_batch(b"more") + a_batch()
     with pytest.raises(SealBroken):
         key_versions(built(attributes=7, body=b"cut"))
+
+
+def test_a_reader_without_keys_is_told_what_it_reads() -> None:
+    sealed = KEY.seal(a_batch(), PARTITION)
+
+    with pytest.raises(InvalidBatch, match="only agents read these"):
+        decode_batches(sealed, 0, len(sealed), base_offset=0)
