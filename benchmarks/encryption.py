@@ -11,6 +11,7 @@ from functools import partial
 from statistics import median
 from uuid import UUID
 
+from kafka.record import MemoryRecordsBuilder
 from rich.console import Console
 from rich.table import Table
 
@@ -24,7 +25,6 @@ from storage.identifiers import BytePosition, Offset, Partition, TopicId, new_se
 from storage.segments.keys import segment_key
 from storage.segments.segment import seal_segment
 from storage.segments.segment_batches import PendingBatch, PendingBatches
-from tests.storage.builders import ARecord, a_batch
 
 TOPIC = TopicId(UUID(int=1))
 PARTITION = Partition(0)
@@ -72,6 +72,14 @@ def fetch(run: RunCoordinate, data: bytes, key: TopicKey | None) -> int:
     return len(opened(batches, PARTITION, {key.version: key}))
 
 
+def a_batch(records: int, record_bytes: int) -> bytes:
+    builder = MemoryRecordsBuilder(magic=2, compression_type=0, batch_size=1 << 26)
+    for _ in range(records):
+        builder.append(timestamp=1_700_000_000_000, key=None, value=os.urandom(record_bytes))
+    builder.close()
+    return bytes(builder.buffer())
+
+
 def a_run(data: bytes, records: int) -> RunCoordinate:
     return RunCoordinate(
         topic_id=TOPIC,
@@ -91,7 +99,7 @@ def main() -> None:
     key = TopicKey(TOPIC, 1, os.urandom(32))
     table = Table("records", "bytes each", "produce", "sealed", "fetch", "opened", title="CPU s per GB")
     for records, record_bytes in SHAPES:
-        batch = a_batch(*[ARecord(value=os.urandom(record_bytes)) for _ in range(records)])
+        batch = a_batch(records, record_bytes)
         batches = [batch] * max(1, TOTAL_BYTES // len(batch))
         size = len(batch) * len(batches)
         plain = b"".join(batches)

@@ -23,7 +23,7 @@ from tests.agent.kafka.apis.administrative_requests import alter, create
 from tests.agent.read_path.wire import a_fetch, a_list_offsets
 from tests.agent.running import Running, Wire, a_batch, a_produce, partitions_of, running
 
-SET = 0
+SET, DELETE = 0, 1
 SECRET = b"nobody may read this in the bucket"
 ENCRYPTED = [
     {"name": "tidelog.encryption", "value": "on"},
@@ -108,6 +108,8 @@ async def test_a_topic_stays_readable_when_it_is_switched_off_and_the_agent_rest
         topic = await create(wire, "switched", configs=ENCRYPTED, num_partitions=1)
         assert await produced(wire, "switched", {0: a_batch(SECRET)}) == [ErrorCode.none]
         changed = await alter(wire, "switched", ("tidelog.encryption", SET, "off"))
+        assert changed.error_code is ErrorCode.none
+        changed = await alter(wire, "switched", ("tidelog.encryption", DELETE, None))
         assert changed.error_code is ErrorCode.none
         assert await produced(wire, "switched", {0: a_batch(b"not sealed")}) == [ErrorCode.none]
     async with an_agent(database_url, key_file) as (_, wire):
