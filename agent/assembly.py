@@ -31,6 +31,7 @@ from agent.settings import AppSettings
 from agent.shared_lookups import SharedLookups
 from agent.telemetry.telemetry import Telemetry
 from agent.topic_directory import TopicDirectory
+from agent.topic_keys import TopicKeys
 from agent.transactional_ids import TransactionalIds
 from agent.write_path.write_path import WritePath
 from cache_ring.coordinates.coordinate_push import CoordinatePush, PartitionsRead
@@ -49,6 +50,7 @@ from sequencer.history.history import history_prefix
 from sequencer.topics.topic_config import TopicConfig
 from storage.batches.produced_batches import LoneCheck
 from storage.batches.record_batch import Compression
+from storage.encryption.key_wrapping import key_wrapping
 from storage.identifiers import ObjectKey, TopicId
 from storage.segments.keys import merged_prefix, segments_prefix
 from storage.stores.object_store import ObjectStore
@@ -141,7 +143,11 @@ def assemble(
     peers = PeerClient(settings.ring, membership.peer_secrets, tls=peer_tls)
     pages = PageReader(membership, store_pages, peers, settings.ring, partial(_compression_of, topics))
     membership.when_erased(pages.drop_made_before)
-    reads = ReadPath(coordinates, pages, settings.read_path, metrics.topics)
+    checking = Threads("check", settings.agent.validation_threads)
+    topic_keys = TopicKeys(
+        sequencer.topic_keys, key_wrapping(settings.encryption), topics, settings.encryption, checking, clock
+    )
+    reads = ReadPath(coordinates, pages, settings.read_path, metrics.topics, keys=topic_keys)
     write_path = WritePath(
         sequencer=sequencer,
         store=outside.store,
@@ -168,7 +174,6 @@ def assemble(
     coordinator, offset_batches = _build_coordinator(
         sequencer, topics, membership, settings.groups, metrics, authorizer
     )
-    checking = Threads("check", settings.agent.validation_threads)
     request_memory = MemoryBudget(settings.agent.request_memory_bytes)
     authentication = Authentication(sequencer.user_credentials, settings.sasl, metrics, clock)
     sequencer.database.on_change(authentication.known.forget_all)
@@ -181,6 +186,7 @@ def assemble(
         authentication=authentication,
         topics=topics,
         transactional_ids=transactional_ids,
+        topic_keys=topic_keys,
         bounds=bounds,
         mutations=mutation_quotas(settings.agent, clock),
         lookup_pace=LookupPace(settings.agent, clock),
@@ -200,7 +206,9 @@ def assemble(
         metrics=metrics,
         lone_check=LoneCheck(),
         checking=checking,
-        times=TimeLookup(sequencer.coordinates, pages, checking, settings.read_path, settings.agent),
+        times=TimeLookup(
+            sequencer.coordinates, pages, checking, settings.read_path, settings.agent, topic_keys
+        ),
     )
     return Assembly(
         parts=parts,

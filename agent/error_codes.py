@@ -106,6 +106,7 @@ _READ_FAILURES = {
     ReadFailure.UNKNOWN_PARTITION: ErrorCode.unknown_topic_or_partition,
     ReadFailure.UNAVAILABLE: ErrorCode.kafka_storage_error,
     ReadFailure.DATA_MISSING: ErrorCode.kafka_storage_error,
+    ReadFailure.DAMAGED: ErrorCode.corrupt_message,
     ReadFailure.UNKNOWN_LEADER_EPOCH: ErrorCode.unknown_leader_epoch,
     ReadFailure.FENCED_LEADER_EPOCH: ErrorCode.fenced_leader_epoch,
     ReadFailure.MOVED: ErrorCode.not_leader_or_follower,

@@ -16,6 +16,7 @@ from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
 from cache_ring.settings import CacheRingSettings
 from sequencer.settings import SequencerSettings
+from storage.encryption.settings import EncryptionSettings
 from storage.settings import Settings
 from storage.stores.object_store import StoreSettings
 
@@ -368,3 +369,4 @@ class AppSettings:
     sasl: SaslSettings
     authorization: AuthorizationSettings
     listeners: ListenerSettings
+    encryption: EncryptionSettings

@@ -32,6 +32,7 @@ from sequencer.journal.recovery import GoneRanges
 from sequencer.security.acls import AclChanges, Acls
 from sequencer.security.credentials import UserCredentials
 from sequencer.settings import SequencerSettings
+from sequencer.topics.topic_keys import TopicKeyRows
 from sequencer.topics.topics import Administration, Topics
 
 __all__ = ["Sequencer", "SequencerSettings"]
@@ -45,6 +46,7 @@ class Sequencer:
     def __init__(self, database: Database) -> None:
         self.database = database
         self.topics = Topics(database)
+        self.topic_keys = TopicKeyRows(database)
         self.coordinates = Coordinates(database)
         self.producers = Producers(database)
         self.transactions = Transactions(database)

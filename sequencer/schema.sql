@@ -146,6 +146,17 @@ CREATE INDEX topics_deleted ON topics (deleted_at) WHERE deleted_at IS NOT NULL;
 CREATE INDEX topics_compacted ON topics (topic_id)
     WHERE strpos(config ->> 'cleanup.policy', 'compact') > 0 AND deleted_at IS NULL;
 
+-- The keys that encrypt topics' records, themselves encrypted (sequencer/topics/topic_keys.py). The commit
+-- journal has no copy, so that a deleted row is gone from everywhere but backups of Postgres.
+CREATE TABLE topic_keys (
+    topic_id uuid NOT NULL,
+    version integer NOT NULL CHECK (version > 0),  -- the highest encrypts, all decrypt
+    wrapped_by text NOT NULL,                      -- the name of the key that encrypted this one
+    wrapped bytea NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (topic_id, version)
+);
+
 -- How often topics were made, changed or deleted (functions/count_topic_change.sql). An agent that sees
 -- another number than before looks up what changed.
 CREATE TABLE topic_changes (

@@ -26,6 +26,7 @@ from recovery.settings import RecoverySettings
 from sequencer.settings import MigrationSettings, SequencerSettings
 from spark_compaction.settings import CompactionSettings
 from spark_source.settings import SourceSettings
+from storage.encryption.settings import EncryptionSettings
 from storage.settings import Settings, described
 from storage.stores.object_store import StoreSettings
 from tidelog.backup.settings import BackupSettings
@@ -44,6 +45,7 @@ PARTS: Final[tuple[tuple[str, type[Settings]], ...]] = (
     ("Logins", SaslSettings),
     ("Agents among themselves", CacheRingSettings),
     ("The object store", StoreSettings),
+    ("Encryption of topics", EncryptionSettings),
     ("Postgres", SequencerSettings),
     ("Migrations", MigrationSettings),
     ("Housekeeping", HousekeeperSettings),

@@ -52,6 +52,10 @@ def file_io_config(store_url: str, settings: StoreSettings, *, vend_credentials:
     }
     if url.endpoint is not None:
         config |= {"s3.endpoint": url.endpoint, "s3.path-style-access": "true"}
+    if settings.s3_sse:
+        config["s3.sse.type"] = "kms" if settings.s3_sse == "aws:kms" else "s3"
+        if settings.s3_sse_kms_key_id is not None:
+            config["s3.sse.key"] = settings.s3_sse_kms_key_id
     if vend_credentials and settings.s3_access_key and settings.s3_secret_key:
         config |= {
             "s3.access-key-id": settings.s3_access_key,

@@ -18,10 +18,12 @@ from sequencer.commits.coordinates import PartitionKey
 from sequencer.database.array_parameters import Int4Array, UuidArray
 from sequencer.database.database import Database, Row
 from sequencer.database.named_sql import load_statements
+from sequencer.topics.known_configs import ENCRYPTION
 from sequencer.topics.topic_config import KNOWN_CONFIGS, check_together, validate_config
 from storage.identifiers import Partition, ProducerId, TopicId
 
 SQL = load_statements("topics")
+KEYS_SQL = load_statements("topic_keys")
 ADMINISTRATION_SQL = load_statements("administration")
 
 MOST_PARTITIONS = 100_000
@@ -131,6 +133,7 @@ class Topics:
                 raise UnknownTopic(unknown)
             await connection.execute(SQL["lock_partitions_of_topic"], {"topic_id": row.topic_id})
             await connection.execute(SQL["stop_partitions_of_topic"], {"topic_id": row.topic_id})
+            await connection.execute(KEYS_SQL["destroy"], {"topic_id": row.topic_id})
         return _topic(row)
 
     async def list(self) -> Sequence[Topic]:
@@ -187,6 +190,10 @@ class Topics:
             row = await (await connection.execute(SQL["lock_topic"], {"name": name})).fetchone()
             if row is None:
                 raise UnknownTopic(f"There is no topic '{name}'.")
+            if ENCRYPTION in known and ENCRYPTION in row.config:
+                # Sealed batches may be there, and readers must look for them.
+                known.remove(ENCRYPTION)
+                set = {**set, ENCRYPTION: "off"}
             kept = {**row.config, **_trimmed(set)}
             check_together({setting: value for setting, value in kept.items() if setting not in known})
             parameters = {"topic_id": row.topic_id, "set": Jsonb(_trimmed(set)), "remove": known}

@@ -29,6 +29,7 @@ from agent.security.sasl.settings import SaslSettings
 from agent.settings import AgentSettings
 from cache_ring.settings import CacheRingSettings
 from sequencer.client import SequencerSettings
+from storage.encryption.settings import EncryptionSettings
 from storage.stores.object_store import StoreSettings
 from tests.agent.read_path.wire import request
 from tests.support.settings import all_settings
@@ -91,6 +92,7 @@ async def running(
     listener_settings: ListenerSettings = DEFAULTS.listeners,
     sasl_settings: SaslSettings = DEFAULTS.sasl,
     authorization: AuthorizationSettings = DEFAULTS.authorization,
+    encryption: EncryptionSettings = DEFAULTS.encryption,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     if sasl_settings.mechanisms and listener_settings is DEFAULTS.listeners:
@@ -107,6 +109,7 @@ async def running(
             listeners=listener_settings,
             sasl=sasl_settings,
             authorization=authorization,
+            encryption=encryption,
         )
     )
     stopping = asyncio.Event()

@@ -13,6 +13,7 @@ from agent.settings import AgentSettings
 from cache_ring.settings import CacheRingSettings
 from compactor.settings import HousekeeperSettings
 from sequencer.settings import SequencerSettings
+from storage.encryption.settings import EncryptionSettings
 from storage.settings import Settings
 from storage.stores.object_store import StoreSettings
 from tidelog.process.environment import Environment
@@ -40,6 +41,7 @@ _GROUPS: Mapping[type[Settings], Mapping[str, str]] = {
     },
     ProcessSettings: {"roles": "The process"},
     StoreSettings: {"file_store_threads": "The object store"},
+    EncryptionSettings: {"encryption_provider": "Encryption of topics"},
     SequencerSettings: {"database_pool_size": "Postgres"},
     CacheRingSettings: {
         "membership_lease_s": "Membership",

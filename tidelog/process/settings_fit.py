@@ -20,6 +20,7 @@ from agent.write_path.backoff import LONGEST_PAUSE_S
 from cache_ring.settings import CacheRingSettings
 from compactor.settings import HousekeeperSettings
 from sequencer.settings import SequencerSettings
+from storage.encryption.settings import EncryptionSettings
 from storage.stores.object_store import StoreSettings
 from tidelog.errors import UserError
 from tidelog.process.environment import Environment
@@ -46,6 +47,7 @@ class AllSettings(AppSettings):
             listeners=environment.read(ListenerSettings),
             sasl=environment.read(SaslSettings),
             authorization=environment.read(AuthorizationSettings),
+            encryption=environment.read(EncryptionSettings),
             housekeeper=environment.read(HousekeeperSettings),
             process=environment.read(ProcessSettings),
         )

@@ -37,6 +37,7 @@ from agent.kafka.apis.produce.produce_bytes import (
     encode,
     read_request,
 )
+from agent.kafka.apis.produce.seal_batches import UsesSeals, sealed
 from agent.kafka.authorization import TOPIC as TOPIC_RESOURCE
 from agent.kafka.authorization import TRANSACTIONAL_ID, is_restricted, may, permitted
 from agent.kafka.context import RequestContext
@@ -44,6 +45,7 @@ from agent.kafka.routing.current_leaders import node_endpoints
 from agent.kafka.transport.vectored import Encoded
 from agent.kafka.uses import UsesMetrics, UsesOverload, UsesTopics, UsesTransactionalIds, UsesWritePath
 from agent.settings import AgentSettings
+from agent.topic_keys import is_sealing
 from agent.write_path.appended_batches import Appended
 from agent.write_path.outcomes import Unassigned, WriteFailed, WriteFailure
 from sequencer.database.database import SequencerUnavailable
@@ -55,7 +57,16 @@ from storage.identifiers import ProducerId, TopicId
 from storage.segments.segment_batches import PRODUCER_ID, TOPIC, TRANSACTION, BatchTransaction
 
 
-class _Uses(UsesChecks, UsesMetrics, UsesOverload, UsesTopics, UsesTransactionalIds, UsesWritePath, Protocol):
+class _Uses(
+    UsesChecks,
+    UsesSeals,
+    UsesMetrics,
+    UsesOverload,
+    UsesTopics,
+    UsesTransactionalIds,
+    UsesWritePath,
+    Protocol,
+):
     """The parts that this API uses."""
 
 
@@ -92,7 +103,9 @@ def begin(request: ProduceRequest, context: RequestContext[_Uses], respond: Resp
         return False
     named, [(start, end)] = request.topics[0], request.records
     topic = context.parts.topics.known(named.name if named.topic_id is None else TopicId(named.topic_id))
-    if topic is None or not named.partitions or not _is_allowed(request, topic, context):
+    if topic is None or not named.partitions or is_sealing(topic):
+        return False
+    if not _is_allowed(request, topic, context):
         return False
     accepted = accept_lone(topic, named.partitions[0], request.frame[start:end], context)
     if accepted is None or not _is_known_to_fit(accepted, request, context):
@@ -220,7 +233,11 @@ async def _accept(request: ProduceRequest, context: RequestContext[_Uses]) -> Ac
         )
     if isinstance(accepted, ProduceResult):
         return accepted
-    return await _misfit(accepted, request, context) or accepted
+    misfit = await _misfit(accepted, request, context)
+    to_seal = {topic.topic_id for topic in topics if topic is not None and is_sealing(topic)}
+    if to_seal and misfit is None:
+        return await sealed(accepted, to_seal, context)
+    return misfit or accepted
 
 
 def _unknown_topic(context: RequestContext[_Uses]) -> ErrorCode:
