@@ -74,7 +74,17 @@ def _faults(settings: AllSettings) -> Iterator[str]:
             f"the listener {with_sasl[0]} asks clients to authenticate, and TIDELOG_SASL_MECHANISMS names "
             "nothing: set it, for example to SCRAM-SHA-512"
         )
-    if settings.sasl.mechanisms and not with_sasl:
+    if settings.sasl.http_authentication and not settings.sasl.mechanisms:
+        yield (
+            "TIDELOG_HTTP_AUTHENTICATION is set, and TIDELOG_SASL_MECHANISMS names nothing: set it, for "
+            "example to SCRAM-SHA-512"
+        )
+    if settings.sasl.http_authentication and agent.iceberg_vend_credentials:
+        yield (
+            "TIDELOG_HTTP_AUTHENTICATION and TIDELOG_ICEBERG_VEND_CREDENTIALS exclude each other: the "
+            "store's keys open every topic, whatever ACLs say"
+        )
+    if settings.sasl.mechanisms and not with_sasl and not settings.sasl.http_authentication:
         yield (
             "TIDELOG_SASL_MECHANISMS is set, and no listener asks clients to authenticate: set "
             "TIDELOG_SECURITY_PROTOCOL to SASL_PLAINTEXT or SASL_SSL, or give a listener such a protocol in "

@@ -106,6 +106,15 @@ class Authentication:
         )
         return self._failures.delay_s(connection.host, self._clock())
 
+    def note_http_failure(self, host: str, refused: SaslRefused) -> float:
+        """The same for a request of the HTTP side."""
+        self._metrics.logins.labels("HTTP", "failed").inc()
+        user = (refused.user or "")[:_LOGGED_CHARACTERS]
+        log.warning(
+            "login failed", extra={"peer": host, "mechanism": "HTTP", "user": user, "reason": str(refused)}
+        )
+        return self._failures.delay_s(host, self._clock())
+
 
 def _fields(connection: ConnectionState, mechanism: str) -> dict[str, object]:
     return {

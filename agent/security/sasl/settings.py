@@ -61,6 +61,18 @@ class SaslSettings(Settings):
     """The number of iterations that SCRAM shows for a user that does not exist. Set it to what your users
     have, so that nothing tells them apart.
     """
+    http_authentication: bool = False
+    """True: requests of the HTTP side need a user, by Basic or Bearer authentication. `/live` and `/ready`
+    need none. False: anybody may use all of it.
+    """
+    http_open_metrics: bool = True
+    """Whether `/metrics` needs no user. If it does, it needs DESCRIBE on the cluster, too."""
+    http_plaintext_logins: bool = False
+    """Whether users of the HTTP side may log in without TLS from other machines. Passwords and tokens are
+    then readable on the way.
+    """
+    http_token_s: int = Field(default=900, ge=10, le=86_400)
+    """How long a token of the Iceberg catalog counts. Clients ask for the next one in time."""
 
     oauth_jwks: str = ""
     """Where the identity provider's public keys are (JSON Web Key Set): `https://...` or `file:///...`
