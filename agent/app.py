@@ -231,6 +231,7 @@ class App:
                 memory=parts.request_memory,
                 unauthenticated=Unauthenticated(self._app_settings.sasl, self.metrics),
                 metrics=self.metrics,
+                tenants=assembly.tenants,
                 forwarding=None if self._settings.one_address is None else forwarding,
             ),
             bound,
@@ -252,7 +253,9 @@ class App:
             await _first_of(self._joined(assembly), stopping.wait())
             if not stopping.is_set():
                 tasks.append(group.create_task(parts.acls.run(), name="acls"))
+                tasks.append(group.create_task(assembly.tenants.run(), name="tenants"))
                 await _first_of(parts.acls.loaded.wait(), stopping.wait())
+                await _first_of(assembly.tenants.loaded.wait(), stopping.wait())
             if not stopping.is_set():
                 tasks += [
                     group.create_task(assembly.coordinates.run(), name="coordinates"),

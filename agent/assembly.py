@@ -30,6 +30,7 @@ from agent.security.logins.authentication import Authentication
 from agent.settings import AppSettings
 from agent.shared_lookups import SharedLookups
 from agent.telemetry.telemetry import Telemetry
+from agent.tenants.known_tenants import KnownTenants
 from agent.topic_directory import TopicDirectory
 from agent.write_path.write_path import WritePath
 from cache_ring.coordinates.coordinate_push import CoordinatePush, PartitionsRead
@@ -76,6 +77,7 @@ class Assembly:
     """The parts, and those that only the composition root starts and stops."""
 
     parts: Parts
+    tenants: KnownTenants
     peer_server: PeerServer
     coordinates: KnownCoordinates
     push: CoordinatePush
@@ -151,6 +153,9 @@ def assemble(
     authorizer = Authorizer(settings.authorization, clock)
     acls = KnownAcls(sequencer.acl_changes, authorizer)
     sequencer.database.on_change(acls.forget_all)
+    tenants = KnownTenants(sequencer.tenants, settings.tenants, outside.cluster_id)
+    tenants.on_admins = authorizer.take_admins
+    sequencer.database.on_change(tenants.forget_all)
     bounds = SharedLookups(
         sequencer.coordinates.bounds,
         most_keys=settings.agent.shared_lookup_keys,
@@ -195,6 +200,7 @@ def assemble(
     )
     return Assembly(
         parts=parts,
+        tenants=tenants,
         peer_server=peer_server,
         coordinates=coordinates,
         push=CoordinatePush(membership, settings.ring, partitions_read, coordinates.heard),

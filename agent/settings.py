@@ -14,6 +14,7 @@ from agent.read_path.settings import ReadPathSettings
 from agent.security.acls.settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
+from agent.tenants.settings import TenantSettings
 from cache_ring.settings import CacheRingSettings
 from sequencer.settings import SequencerSettings
 from storage.settings import Settings
@@ -368,3 +369,4 @@ class AppSettings:
     sasl: SaslSettings
     authorization: AuthorizationSettings
     listeners: ListenerSettings
+    tenants: TenantSettings

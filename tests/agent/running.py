@@ -27,6 +27,7 @@ from agent.security.acls.settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
 from agent.settings import AgentSettings
+from agent.tenants.settings import TenantSettings
 from cache_ring.settings import CacheRingSettings
 from sequencer.client import SequencerSettings
 from storage.stores.object_store import StoreSettings
@@ -91,6 +92,7 @@ async def running(
     listener_settings: ListenerSettings = DEFAULTS.listeners,
     sasl_settings: SaslSettings = DEFAULTS.sasl,
     authorization: AuthorizationSettings = DEFAULTS.authorization,
+    tenant_settings: TenantSettings = DEFAULTS.tenants,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     if sasl_settings.mechanisms and listener_settings is DEFAULTS.listeners:
@@ -107,6 +109,7 @@ async def running(
             listeners=listener_settings,
             sasl=sasl_settings,
             authorization=authorization,
+            tenants=tenant_settings,
         )
     )
     stopping = asyncio.Event()

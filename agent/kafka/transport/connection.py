@@ -43,6 +43,8 @@ from agent.parts import Parts
 from agent.read_path.watch import Watch
 from agent.security.sasl.session import SaslSession
 from agent.settings import AgentSettings
+from agent.tenants.known_tenants import KnownTenants
+from agent.tenants.tenant_parts import TenantParts
 from sequencer.database.fair_queue import ASKED_BY, Asker
 
 log = logging.getLogger("tidelog")
@@ -65,6 +67,7 @@ class Shared:
     memory: MemoryBudget
     unauthenticated: Unauthenticated
     metrics: Metrics
+    tenants: KnownTenants
     forwarding: Forwarding | None = None
     """Set in one-address mode."""
     buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(_SHARED_BUFFER_BYTES)))
@@ -365,6 +368,10 @@ class KafkaConnection(asyncio.BufferedProtocol):
             )
             if api.order in _TAKES_TURNS:
                 entry.turn = self._turns.next()
+        tenant, parts = None, shared.parts
+        tenant_name = self.state.tenant_name
+        if tenant_name is not None and (tenant := shared.tenants.get(tenant_name)) is not None:
+            parts = shared.tenants.parts_of(tenant, lambda tenant: TenantParts(shared.parts, tenant))
         context = RequestContext(
             api_key=api.key,
             api_version=request.version,
@@ -372,13 +379,16 @@ class KafkaConnection(asyncio.BufferedProtocol):
             client_zone=zone_of_client(request.client_id) or self.state.zone or shared.settings.zone,
             connection=self.state,
             settings=shared.settings,
-            parts=shared.parts,
+            parts=parts,
+            tenant=tenant,
             received_at_s=received_at_s,
             memory=entry.reservation,
             turn=entry.turn,
             watch=entry.watch,
         )
         refusal = None if self.state.sasl is None else self.state.sasl.refusal(api.key, self._loop.time())
+        if tenant_name is not None:
+            refusal = refusal or shared.tenants.refusal(tenant_name, api.key)
         if refusal is not None:
             entry.response.set_exception(CloseConnection(refusal))
         elif not shared.dispatch.begin(request, context, entry.response):
