@@ -232,6 +232,7 @@ class App:
                 unauthenticated=Unauthenticated(self._app_settings.sasl, self.metrics),
                 metrics=self.metrics,
                 tenants=assembly.tenants,
+                usage=assembly.usage,
                 forwarding=None if self._settings.one_address is None else forwarding,
             ),
             bound,
@@ -262,6 +263,7 @@ class App:
                     group.create_task(assembly.push.run(), name="push"),
                     group.create_task(assembly.watch.run(), name="peer watch"),
                     group.create_task(parts.topics.run(), name="topics"),
+                    group.create_task(assembly.usage.run(), name="usage of tenants"),
                     group.create_task(parts.authentication.run(), name="authentication"),
                     group.create_task(parts.write_path.run(), name="write path"),
                     group.create_task(parts.coordinator.run(), name="groups"),
@@ -275,6 +277,7 @@ class App:
                 await self._serve_while_leased(assembly, watch, listener, stopping)
                 forwarding.drain()
                 await self._drain(assembly, listener)
+                await assembly.usage.last_report()
             await parts.membership.leave()
             for task in tasks:
                 task.cancel()

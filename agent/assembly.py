@@ -31,6 +31,7 @@ from agent.settings import AppSettings
 from agent.shared_lookups import SharedLookups
 from agent.telemetry.telemetry import Telemetry
 from agent.tenants.known_tenants import KnownTenants
+from agent.tenants.usage import UsageMeter
 from agent.topic_directory import TopicDirectory
 from agent.write_path.write_path import WritePath
 from cache_ring.coordinates.coordinate_push import CoordinatePush, PartitionsRead
@@ -78,6 +79,7 @@ class Assembly:
 
     parts: Parts
     tenants: KnownTenants
+    usage: UsageMeter
     peer_server: PeerServer
     coordinates: KnownCoordinates
     push: CoordinatePush
@@ -201,6 +203,7 @@ def assemble(
     return Assembly(
         parts=parts,
         tenants=tenants,
+        usage=UsageMeter(sequencer.tenants, settings.tenants),
         peer_server=peer_server,
         coordinates=coordinates,
         push=CoordinatePush(membership, settings.ring, partitions_read, coordinates.heard),

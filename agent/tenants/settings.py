@@ -19,5 +19,3 @@ class TenantSettings(Settings):
     """How often the bytes that a tenant stores are added up."""
     tenant_usage_days: int = Field(default=400, ge=1)
     """Days that stay on the bill."""
-    metrics_tenants: int = Field(default=100, ge=0)
-    """The most tenants with their own counts in `/metrics`. The traffic of all others is counted together."""
