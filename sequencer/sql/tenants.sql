@@ -44,7 +44,8 @@ WHERE deleted_at IS NULL AND starts_with(name, %(prefix)s::text)
 -- name: holds_names
 -- What there is with such a name: what is left of a tenant, or what was named so before there was one. Group
 -- ids and transactional ids are compared as bytes, so a range of the index has those of a tenant.
-SELECT (SELECT count(*) FROM topics WHERE deleted_at IS NULL AND starts_with(name, %(prefix)s::text)) AS topics,
+SELECT (SELECT count(*) FROM topics
+        WHERE deleted_at IS NULL AND starts_with(name, %(prefix)s::text)) AS topics,
     (SELECT count(*) FROM groups
         WHERE group_id >= %(prefix)s::text COLLATE "C" AND group_id < %(behind)s::text COLLATE "C") AS groups,
     (SELECT count(*) FROM transactions
