@@ -236,6 +236,8 @@ class App:
                 memory=parts.request_memory,
                 unauthenticated=Unauthenticated(self._app_settings.sasl, self.metrics),
                 metrics=self.metrics,
+                tenants=assembly.tenants,
+                usage=assembly.usage,
                 forwarding=None if self._settings.one_address is None else forwarding,
             ),
             bound,
@@ -257,13 +259,16 @@ class App:
             await _first_of(self._joined(assembly), stopping.wait())
             if not stopping.is_set():
                 tasks.append(group.create_task(parts.acls.run(), name="acls"))
+                tasks.append(group.create_task(assembly.tenants.run(), name="tenants"))
                 await _first_of(parts.acls.loaded.wait(), stopping.wait())
+                await _first_of(assembly.tenants.loaded.wait(), stopping.wait())
             if not stopping.is_set():
                 tasks += [
                     group.create_task(assembly.coordinates.run(), name="coordinates"),
                     group.create_task(assembly.push.run(), name="push"),
                     group.create_task(assembly.watch.run(), name="peer watch"),
                     group.create_task(parts.topics.run(), name="topics"),
+                    group.create_task(assembly.usage.run(), name="usage of tenants"),
                     group.create_task(parts.authentication.run(), name="authentication"),
                     group.create_task(parts.write_path.run(), name="write path"),
                     group.create_task(parts.coordinator.run(), name="groups"),
@@ -277,6 +282,7 @@ class App:
                 await self._serve_while_leased(assembly, watch, listener, stopping)
                 forwarding.drain()
                 await self._drain(assembly, listener)
+                await assembly.usage.last_report()
             await parts.membership.leave()
             for task in tasks:
                 task.cancel()

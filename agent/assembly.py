@@ -30,6 +30,8 @@ from agent.security.logins.authentication import Authentication
 from agent.settings import AppSettings
 from agent.shared_lookups import SharedLookups
 from agent.telemetry.telemetry import Telemetry
+from agent.tenants.known_tenants import KnownTenants
+from agent.tenants.usage import UsageMeter
 from agent.topic_directory import TopicDirectory
 from agent.topic_keys import TopicKeys
 from agent.transactional_ids import TransactionalIds
@@ -79,6 +81,8 @@ class Assembly:
     """The parts, and those that only the composition root starts and stops."""
 
     parts: Parts
+    tenants: KnownTenants
+    usage: UsageMeter
     peer_server: PeerServer
     coordinates: KnownCoordinates
     push: CoordinatePush
@@ -160,6 +164,9 @@ def assemble(
     authorizer = Authorizer(settings.authorization, clock)
     acls = KnownAcls(sequencer.acl_changes, authorizer)
     sequencer.database.on_change(acls.forget_all)
+    tenants = KnownTenants(sequencer.tenants, settings.tenants, outside.cluster_id)
+    tenants.on_admins = authorizer.take_admins
+    sequencer.database.on_change(tenants.forget_all)
     bounds = SharedLookups(
         sequencer.coordinates.bounds,
         most_keys=settings.agent.shared_lookup_keys,
@@ -212,6 +219,8 @@ def assemble(
     )
     return Assembly(
         parts=parts,
+        tenants=tenants,
+        usage=UsageMeter(sequencer.tenants, settings.tenants),
         peer_server=peer_server,
         coordinates=coordinates,
         push=CoordinatePush(membership, settings.ring, partitions_read, coordinates.heard),

@@ -28,6 +28,7 @@ from sequencer.commits.commits import (
 )
 from sequencer.commits.transactions import OffsetVerdict, TransactionRefusal
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.tenants.tenant_limits import TenantLimitReached
 from sequencer.topics.topic_config import InvalidConfig
 from sequencer.topics.topics import InvalidPartitionCount, InvalidTopicName, TopicExists, UnknownTopic
 from storage.batches.batch_validation import BatchFault, InvalidRecord
@@ -160,6 +161,7 @@ ADMINISTRATION_ERRORS: tuple[type[Exception], ...] = (
     InvalidConfig,
     InvalidTopicName,
     InvalidPartitionCount,
+    TenantLimitReached,
     SequencerUnavailable,
     CommitOutcomeUnknown,
 )
@@ -179,6 +181,7 @@ _ADMINISTRATION: dict[type[Exception], ErrorCode] = {
     InvalidConfig: ErrorCode.invalid_config,
     InvalidTopicName: ErrorCode.invalid_topic_exception,
     InvalidPartitionCount: ErrorCode.invalid_partitions,
+    TenantLimitReached: ErrorCode.policy_violation,
     SequencerUnavailable: ErrorCode.request_timed_out,
     CommitOutcomeUnknown: ErrorCode.request_timed_out,
 }

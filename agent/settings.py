@@ -14,6 +14,7 @@ from agent.read_path.settings import ReadPathSettings
 from agent.security.acls.settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
+from agent.tenants.settings import TenantSettings
 from cache_ring.settings import CacheRingSettings
 from sequencer.settings import SequencerSettings
 from storage.encryption.settings import EncryptionSettings
@@ -370,3 +371,4 @@ class AppSettings:
     authorization: AuthorizationSettings
     listeners: ListenerSettings
     encryption: EncryptionSettings
+    tenants: TenantSettings

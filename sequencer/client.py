@@ -32,6 +32,7 @@ from sequencer.journal.recovery import GoneRanges
 from sequencer.security.acls import AclChanges, Acls
 from sequencer.security.credentials import UserCredentials
 from sequencer.settings import SequencerSettings
+from sequencer.tenants.tenants import Tenants
 from sequencer.topics.topic_keys import TopicKeyRows
 from sequencer.topics.topics import Administration, Topics
 
@@ -59,6 +60,7 @@ class Sequencer:
         self.acls = Acls(database)
         leases = database.on(Lane.LEASES)
         self.acl_changes = AclChanges(leases)
+        self.tenants = Tenants(leases)
         self.agents = Agents(leases)
         self.reservations = Reservations(leases)
         self.commits = Commits(leases)

@@ -18,6 +18,7 @@ from agent.security.acls.settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
 from agent.settings import AgentSettings
+from agent.tenants.settings import TenantSettings
 from cache_ring.settings import CacheRingSettings
 from compactor.doctor import DoctorSettings
 from compactor.settings import HousekeeperSettings
@@ -43,6 +44,7 @@ PARTS: Final[tuple[tuple[str, type[Settings]], ...]] = (
     ("Consumer groups", GroupSettings),
     ("Authorization", AuthorizationSettings),
     ("Logins", SaslSettings),
+    ("Tenants", TenantSettings),
     ("Agents among themselves", CacheRingSettings),
     ("The object store", StoreSettings),
     ("Encryption of topics", EncryptionSettings),

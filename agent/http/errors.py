@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 
 from agent.http.access import AccessDenied, refused
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.tenants.tenant_limits import TenantLimitReached
 from sequencer.topics.topic_config import InvalidConfig
 from sequencer.topics.topics import InvalidPartitionCount, InvalidTopicName, TopicExists, UnknownTopic
 
@@ -19,6 +20,7 @@ _DOMAIN: dict[type[Exception], tuple[int, str]] = {
     InvalidTopicName: (400, "invalid_topic_name"),
     InvalidPartitionCount: (400, "invalid_partition_count"),
     InvalidConfig: (400, "invalid_config"),
+    TenantLimitReached: (409, "tenant_limit_reached"),
     SequencerUnavailable: (503, "sequencer_unavailable"),
     CommitOutcomeUnknown: (503, "outcome_unknown"),
 }

@@ -27,6 +27,7 @@ from agent.security.acls.settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
 from agent.settings import AgentSettings
+from agent.tenants.settings import TenantSettings
 from cache_ring.settings import CacheRingSettings
 from sequencer.client import SequencerSettings
 from storage.encryption.settings import EncryptionSettings
@@ -93,6 +94,7 @@ async def running(
     sasl_settings: SaslSettings = DEFAULTS.sasl,
     authorization: AuthorizationSettings = DEFAULTS.authorization,
     encryption: EncryptionSettings = DEFAULTS.encryption,
+    tenant_settings: TenantSettings = DEFAULTS.tenants,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     if sasl_settings.mechanisms and listener_settings is DEFAULTS.listeners:
@@ -110,6 +112,7 @@ async def running(
             sasl=sasl_settings,
             authorization=authorization,
             encryption=encryption,
+            tenants=tenant_settings,
         )
     )
     stopping = asyncio.Event()

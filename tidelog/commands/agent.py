@@ -10,6 +10,7 @@ from agent.security.acls.settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
 from agent.settings import AgentSettings
+from agent.tenants.settings import TenantSettings
 from cache_ring.settings import CacheRingSettings
 from compactor.settings import HousekeeperSettings
 from sequencer.settings import SequencerSettings
@@ -57,6 +58,7 @@ _GROUPS: Mapping[type[Settings], Mapping[str, str]] = {
     },
     SaslSettings: {"sasl_mechanisms": "Users and passwords", "oauth_jwks": "Tokens of an identity provider"},
     AuthorizationSettings: {"authorizer": "Authorization"},
+    TenantSettings: {"tenants_poll_s": "Tenants"},
     HousekeeperSettings: {
         "retention_interval_s": "Retention and deletion",
         "ownership_ratchet_s": "Ownership and garbage",

@@ -16,6 +16,7 @@ from agent.security.acls.settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
 from agent.settings import AgentSettings, AppSettings
+from agent.tenants.settings import TenantSettings
 from agent.write_path.backoff import LONGEST_PAUSE_S
 from cache_ring.settings import CacheRingSettings
 from compactor.settings import HousekeeperSettings
@@ -48,6 +49,7 @@ class AllSettings(AppSettings):
             sasl=environment.read(SaslSettings),
             authorization=environment.read(AuthorizationSettings),
             encryption=environment.read(EncryptionSettings),
+            tenants=environment.read(TenantSettings),
             housekeeper=environment.read(HousekeeperSettings),
             process=environment.read(ProcessSettings),
         )

@@ -30,6 +30,7 @@ from agent.security.sasl.settings import OAUTHBEARER, PLAIN
 from agent.security.sasl.steps import CannotCheck, Challenge, Proven, SaslRefused
 from sequencer.database.database import SequencerUnavailable
 from sequencer.security.credentials import Credential, CredentialKey
+from sequencer.tenants.tenant_names import tenant_of
 
 _PREFIX: Final = b"tidelog."
 _PURPOSE: Final = b"tokens of the Iceberg catalog"
@@ -74,7 +75,12 @@ class HttpLogins:
             login.close()
             raise TooManyFailures
         try:
-            return await login
+            proven = await login
+            if tenant_of(proven.user) is not None:
+                raise SaslRefused(
+                    "the HTTP side knows no tenants: its names are those of the cluster", proven.user
+                )
+            return proven
         except SaslRefused as refused:
             delay_s = self._authentication.note_http_failure(host, refused)
             self._waiting[host] += 1

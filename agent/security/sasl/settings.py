@@ -84,6 +84,8 @@ class SaslSettings(Settings):
     """What a token's `aud` must have (sasl.oauthbearer.expected.audience)."""
     oauth_principal_claim: str = Field(default="sub", min_length=1)
     """The claim that names the user (sasl.oauthbearer.sub.claim.name)."""
+    oauth_tenant_claim: str = ""
+    """The claim that names the user's tenant. A token without it is of no tenant. Empty: all are of none."""
     oauth_clock_skew_s: float = Field(default=30.0, ge=0)
     """How far the provider's clock may be from this one (sasl.oauthbearer.clock.skew.seconds)."""
     oauth_keys_refresh_s: float = Field(default=3600.0, gt=0)

@@ -45,6 +45,7 @@ from agent.kafka.routing.current_leaders import node_endpoints
 from agent.kafka.transport.vectored import Encoded
 from agent.kafka.uses import UsesMetrics, UsesOverload, UsesTopics, UsesTransactionalIds, UsesWritePath
 from agent.settings import AgentSettings
+from agent.tenants.tenant import Tenant
 from agent.topic_keys import is_sealing
 from agent.write_path.appended_batches import Appended
 from agent.write_path.outcomes import Unassigned, WriteFailed, WriteFailure
@@ -89,6 +90,16 @@ class _UnderWay:
     refusals: Mapping[int, ProduceResult]
 
 
+def _of_tenant(request: ProduceRequest, tenant: Tenant) -> ProduceRequest:
+    """Returns the request with the names that the cluster knows."""
+    transactional_id = request.transactional_id
+    return replace(
+        request,
+        transactional_id=None if transactional_id is None else tenant.qualified(transactional_id),
+        topics=tuple([replace(topic, name=tenant.qualified(topic.name)) for topic in request.topics]),
+    )
+
+
 def decode(
     frame: bytes | memoryview, body_start: int, version: int, settings: AgentSettings
 ) -> ProduceRequest:
@@ -99,6 +110,8 @@ def decode(
 def begin(request: ProduceRequest, context: RequestContext[_Uses], respond: Respond) -> bool:
     """Handles a request of one small batch that is certainly accepted and waits only for its commit."""
     assert context.turn is not None, "produce requests take turns"
+    if context.tenant is not None:
+        return False
     if len(request.records) != 1 or request.acks == _NO_ACKS or _refusal(request) or not context.turn.is_next:
         return False
     named, [(start, end)] = request.topics[0], request.records
@@ -123,6 +136,8 @@ def begin(request: ProduceRequest, context: RequestContext[_Uses], respond: Resp
 
 
 async def handle(request: ProduceRequest, context: RequestContext[_Uses]) -> Encoded | None:
+    if context.tenant is not None:
+        request = _of_tenant(request, context.tenant)
     verdict = _refusal(request) or _transaction_refusal(request, context)
     if verdict is None:
         try:
@@ -141,8 +156,11 @@ async def handle(request: ProduceRequest, context: RequestContext[_Uses]) -> Enc
 def _respond(request: ProduceRequest, results: ProduceResults, context: RequestContext[_Uses]) -> Encoded:
     _count(results, context)
     leaders = {result.leader for result in results.others.values() if result.leader is not None}
+    topics = request.topics
+    if context.tenant is not None:
+        topics = tuple([replace(topic, name=context.tenant.local(topic.name)) for topic in topics])
     response = ProduceResponse(
-        topics=request.topics,
+        topics=topics,
         results=results,
         throttle_ms=context.parts.overload.of_produce(),
         leaders=node_endpoints(context, leaders),
