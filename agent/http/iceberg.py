@@ -121,6 +121,8 @@ class _Catalog:
         """Returns pages to clients that send a token (empty for the first page), and all tables to others."""
         if namespace != NAMESPACE:
             return _no_namespace(namespace)
+        if "\0" in (page_token or ""):
+            return _error(400, "BadRequestException", "pageToken is none that this catalog gave")
         sequencer = self._sequencer()
         if sequencer is None:
             return _away("the database")
@@ -200,7 +202,8 @@ class _Catalog:
         if sequencer is None:
             return _away("the database")
         try:
-            found = await sequencer.history.table(table)
+            # Postgres takes no text with a zero byte.
+            found = await sequencer.history.table(table) if "\0" not in table else None
         except SequencerUnavailable as error:
             return _away(str(error))
         if found is None:

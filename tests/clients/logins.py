@@ -128,7 +128,7 @@ def by_confluent(identity: Identity, work: Work) -> list[str]:
         consumer.close()
 
 
-class _AioToken(aiokafka.abc.AbstractTokenProvider):
+class _AioToken(aiokafka.abc.AbstractTokenProvider):  # type: ignore[misc]
     def __init__(self, token: str) -> None:
         self._token = token
 
