@@ -127,6 +127,8 @@ class _Catalog:
         """Returns pages to clients that send a token (empty for the first page), and all tables to others."""
         if namespace != NAMESPACE:
             return _no_namespace(namespace)
+        if "\0" in (page_token or ""):
+            return _error(400, "BadRequestException", "pageToken is none that this catalog gave")
         sequencer = self._sequencer()
         if sequencer is None:
             return _away("the database")

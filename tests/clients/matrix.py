@@ -49,6 +49,14 @@ FEATURES = (
     "admin: delete groups",
     "admin: delete offsets of groups",
     "admin: describe cluster",
+    "TLS",
+    "TLS: a client certificate",
+    "login: PLAIN, with and without TLS",
+    "login: SCRAM-SHA-256, with and without TLS",
+    "login: SCRAM-SHA-512, with and without TLS",
+    "login: OAUTHBEARER, with and without TLS",
+    "login: a wrong password is refused",
+    "login: again on a connection (KIP-368)",
 )
 """What is asked of each, in the page's order."""
 STREAMS = (
@@ -162,9 +170,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """`docs/clients.md`."""
+    """`docs/clients.md`. If its run was of a part, `kept` is the commit of all rows but those of `again`."""
 
     commit: str
+    kept: str
+    again: tuple[str, ...]
     versions: dict[str, str]
     rows: tuple[Row, ...]
 
@@ -182,7 +192,8 @@ class Page:
             ),
             "`make clients-document` writes this page from the results of the tests in `tests/clients`.",
             "",
-            f"Commit: `{self.commit}`.",
+            f"Commit: `{self.kept or self.commit}`."
+            + (f" At `{self.commit}`: {'; '.join(self.again)}." if self.kept else ""),
             "",
         ]
         for client in clients:

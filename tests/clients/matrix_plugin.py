@@ -8,14 +8,14 @@ run ends; any other skip of a test about a client is a failure.
 import importlib.metadata
 import subprocess
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from _pytest.outcomes import Skipped
 
-from tests.clients.matrix import CLIENTS, FAILED, NOT_RUN, PASSED, Page, Row
+from tests.clients.matrix import CLIENTS, FAILED, NOT_RUN, PASSED, Page, Row, parse_rows
 from tests.clients.matrix import NOT_OFFERED as NOT_OFFERED_RESULT
 from tests.clients.not_offered import NOT_OFFERED
 
@@ -47,6 +47,18 @@ class Matrix:
         if tests.get(test) != FAILED:
             tests[test] = result
 
+    def keep(self, page: str) -> str:
+        """Takes from an earlier page the rows that nothing was tried of. Returns that page's commit."""
+        for row in parse_rows(page):
+            if row.result != NOT_OFFERED_RESULT and (row.client, row.feature) not in self.results:
+                for name in row.evidence.replace("`", "").split(", "):
+                    self.note(row.client, row.feature, name, row.result)
+        for line in page.splitlines():
+            client, _, version = line.removeprefix("## ").partition(" ")
+            if line.startswith("## ") and version:
+                self.versions.setdefault(client, version.rpartition(" (")[0])
+        return page.partition("Commit: `")[2].partition("`")[0]
+
     def unknown(self) -> list[str]:
         """What is missing for a complete page."""
         known = self.results.keys() | NOT_OFFERED.keys()
@@ -57,7 +69,7 @@ class Matrix:
             if (client.name, feature) not in known
         ]
 
-    def page(self, commit: str) -> Page:
+    def page(self, commit: str, kept: str = "", again: Collection[str] = ()) -> Page:
         rows = []
         for (client, feature), tests in self.results.items():
             worst = next((kind for kind in (FAILED, NOT_RUN) if kind in tests.values()), PASSED)
@@ -70,7 +82,7 @@ class Matrix:
             for (client, feature), evidence in NOT_OFFERED.items()
         ]
         versions = {name: self.versions.get(name) or _distribution(name) or _jar(name) for name in CLIENTS}
-        return Page(commit=commit, versions=versions, rows=tuple(rows))
+        return Page(commit=commit, kept=kept, again=tuple(again), versions=versions, rows=tuple(rows))
 
 
 def _distribution(name: str) -> str:
@@ -93,6 +105,11 @@ _MATRIX = pytest.StashKey[Matrix]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--clients-document", type=Path, help="write what the tests show about clients to this page"
+    )
+    parser.addoption(
+        "--clients-document-part",
+        action="store_true",
+        help="keep the page's rows that this run tried nothing of, and say so on it",
     )
 
 
@@ -140,10 +157,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     matrix, path = session.config.stash[_MATRIX], session.config.getoption("--clients-document")
     if path is None:
         return
+    kept, again = "", list(dict.fromkeys(feature for _, feature in matrix.results))
+    if session.config.getoption("--clients-document-part"):
+        kept = matrix.keep(path.read_text())
     if matrix.unknown():
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     else:
-        path.write_text(matrix.page(_commit()).text())
+        path.write_text(matrix.page(_commit(), kept, again).text())
 
 
 def _commit() -> str:

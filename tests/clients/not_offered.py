@@ -34,6 +34,9 @@ NOT_OFFERED: Mapping[tuple[str, str], str] = {
     ("aiokafka", "admin: delete offsets of groups"): (
         "`AIOKafkaAdminClient` has no such method: `aiokafka/admin/client.py`"
     ),
+    ("aiokafka", "login: again on a connection (KIP-368)"): (
+        "its connections log in when they open and never after that: `aiokafka/conn.py`, `_do_sasl_handshake`"
+    ),
     ("kafka-python", "group: the new protocol (KIP-848)"): _NO_NEW_PROTOCOL,
     ("kafka-python", "group: changes between protocols while it runs"): _ONE_PROTOCOL,
     ("kafka-python", "group: topics by regular expression"): (
@@ -78,6 +81,13 @@ NOT_OFFERED: Mapping[tuple[str, str], str] = {
         "segmentio/kafka-go",
         "admin: delete records",
     ): "no DeleteRecords (API key 21) among its messages: `protocol/`",
+    ("segmentio/kafka-go", "login: OAUTHBEARER, with and without TLS"): (
+        "its mechanisms are PLAIN, SCRAM and AWS's: `sasl/`; another is its user's to write"
+    ),
+    ("segmentio/kafka-go", "login: again on a connection (KIP-368)"): (
+        "nothing reads `SessionLifetimeMs` of `protocol/saslauthenticate`: a connection logs in when it "
+        "opens (`transport.go`, `authenticateSASL`)"
+    ),
     ("kafkajs", "consume: assigned partitions"): _KAFKAJS_GROUPS,
     ("kafkajs", "group: cooperative, partitions kept"): (
         "its assigner is round robin and a rebalance revokes everything: `src/consumer/assigners`, "

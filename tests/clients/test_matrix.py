@@ -59,6 +59,21 @@ def test_one_failure_makes_a_row_a_failure() -> None:
     assert "sarama: offsets: seek" not in matrix.unknown(), "it is not offered"
 
 
+def test_a_run_of_a_part_keeps_the_other_rows_of_the_page() -> None:
+    whole, part = Matrix(), Matrix()
+    whole.note("sarama", "offsets: by time", "test_one[a]", PASSED)
+    whole.note("sarama", "TLS", "test_old", PASSED)
+    part.note("sarama", "TLS", "test_new", FAILED)
+
+    kept = part.keep(whole.page("abc").text())
+    page = part.page("def", kept, ["TLS"]).text()
+
+    rows = {(row.client, row.feature): row for row in parse_rows(page)}
+    assert rows["sarama", "offsets: by time"].evidence == "`test_one`"
+    assert (rows["sarama", "TLS"].evidence, rows["sarama", "TLS"].result) == ("`test_new`", FAILED)
+    assert "Commit: `abc`. At `def`: TLS." in page
+
+
 def test_a_skip_is_a_failure_unless_a_toolchain_is_absent(tmp_path: Path) -> None:
     (tmp_path / "test_both.py").write_text(
         '"""Two ways to skip."""\n'

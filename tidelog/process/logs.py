@@ -148,4 +148,10 @@ def configure_logs(form: str, level: str) -> None:
 def _quoted(value: Any) -> str:
     text = str(value)
     plain = text != "" and all(letter.isprintable() and letter not in ' "=' for letter in text)
-    return text if plain else json.dumps(text, ensure_ascii=False)
+    if plain:
+        return text
+    # Some readers break lines at U+2028 or U+0085, and terminals obey U+009B: JSON escapes none of them.
+    return "".join(
+        letter if letter.isprintable() else json.dumps(letter)[1:-1]
+        for letter in json.dumps(text, ensure_ascii=False)
+    )

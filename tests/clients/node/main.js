@@ -11,6 +11,7 @@ const Snappy = require('kafkajs-snappy')
 const LZ4 = require('@2l/kafkajs-lz4')
 const zstd = require('@bokuweb/zstd-wasm')
 const admin = require('./admin')
+const { login, securityOf } = require('./login')
 const { member, seek } = require('./member')
 const { consume, transact } = require('./transact')
 
@@ -35,6 +36,7 @@ const open = given =>
     logLevel: kafkajs.logLevel.WARN,
     logCreator: () => entry => process.stderr.write(`${entry.log.message} ${entry.log.error || ''}\n`),
     retry: { initialRetryTime: 100, retries: 8 },
+    ...(given.security ? securityOf(given.security) : {}),
   })
 
 async function produce(given) {
@@ -77,6 +79,7 @@ async function main() {
   const given = JSON.parse((await lines.next()).value)
   const commands = {
     version: async () => say({ version: require('kafkajs/package.json').version }),
+    login: () => login(open(given), kafkajs.Partitioners.DefaultPartitioner, given, say),
     produce,
     consume: () => consume(open(given), given, say),
     transact: () => transact(open(given), kafkajs.Partitioners.DefaultPartitioner, given, say),

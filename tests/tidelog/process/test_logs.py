@@ -32,6 +32,8 @@ def test_json_lines_carry_the_fields() -> None:
         ("", '""'),
         ('a"b', '"a\\"b"'),
         ("a\nb", '"a\\nb"'),
+        ("a\u2028b\x85\x9b31m\u202e", '"a\\u2028b\\u0085\\u009b31m\\u202e"'),
+        ("größe", "größe"),
         (7, "7"),
     ],
 )

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext};
 use rdkafka::message::{BorrowedMessage, Headers, Message};
 use rdkafka::{Offset, TopicPartitionList};
 use serde_json::{json, Map, Value};
@@ -37,7 +37,7 @@ fn assign(consumer: &BaseConsumer, arguments: &Arguments) -> Result<i64, Failed>
     Ok(wanted)
 }
 
-fn read(consumer: &BaseConsumer, wanted: i64) -> Result<(), Failed> {
+pub fn read<C: ConsumerContext>(consumer: &BaseConsumer<C>, wanted: i64) -> Result<(), Failed> {
     let (until, mut seen) = (Instant::now() + DEADLINE, 0);
     while seen < wanted {
         if Instant::now() > until {

@@ -6,6 +6,7 @@
 
 mod admin;
 mod consume;
+mod login;
 mod member;
 mod produce;
 mod transact;
@@ -36,6 +37,11 @@ impl Arguments {
 
     pub fn text_or<'a>(&'a self, name: &str, otherwise: &'a str) -> &'a str {
         self.0[name].as_str().unwrap_or(otherwise)
+    }
+
+    /// Arguments within these.
+    pub fn part(&self, name: &str) -> Self {
+        Self(self.0[name].clone())
     }
 
     pub fn number(&self, name: &str) -> i64 {
@@ -91,6 +97,7 @@ fn run() -> Result<(), Failed> {
             say(json!({"version": format!("{} (librdkafka {native})", env!("RDKAFKA_VERSION"))}));
             Ok(())
         }
+        "login" => login::login(&arguments),
         "produce" => produce::produce(&arguments),
         "transact" => transact::transact(&arguments),
         "consume" => consume::consume(&arguments),

@@ -14,6 +14,7 @@ import (
 
 func main() {
 	program.Main("github.com/segmentio/kafka-go", member, map[string]program.Command{
+		"login":             login,
 		"produce":           produce,
 		"consume":           consume,
 		"seek":              seek,

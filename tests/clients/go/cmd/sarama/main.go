@@ -13,6 +13,7 @@ import (
 
 func main() {
 	program.Main("github.com/IBM/sarama", member, map[string]program.Command{
+		"login":             login,
 		"produce":           produce,
 		"consume":           consume,
 		"transact":          transact,

@@ -39,6 +39,8 @@ type Arguments struct {
 	Configs     map[string]string `json:"configs"`
 	Protocol    string            `json:"protocol"`
 	Isolation   string            `json:"isolation"`
+	Security    Security          `json:"security"`
+	EveryMs     int               `json:"every_ms"`
 
 	TransactionalID string        `json:"transactional_id"`
 	Source          string        `json:"source"`
