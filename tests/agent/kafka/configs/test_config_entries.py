@@ -35,6 +35,7 @@ TOPIC = (
     "tidelog.history.freshness.ms",
     "tidelog.key.format",
     "tidelog.history.retention.ms",
+    "tidelog.encryption",
     "tidelog.value.format",
 )
 GROUP = (
