@@ -10,6 +10,7 @@ Promises:
 - A long migration runs in steps. Below the line `-- step: repeat until it returns 0` a file has one statement
   that changes a bounded number of rows and returns how many. Each step is one transaction. A killed migration
   continues where it was.
+- If `agent_database_role` names a role, that role can afterwards do what `grants.sql` says, and nothing else.
 - A database with a later migration than this code knows is refused: an old agent must not run on a newer
   schema by accident. So is a database of a development version.
 
@@ -29,8 +30,14 @@ from importlib import resources
 from typing import LiteralString, TypeVar
 
 import psycopg
-from psycopg import AsyncConnection
-from psycopg.errors import DeadlockDetected, LockNotAvailable
+from psycopg import AsyncConnection, sql
+from psycopg.errors import (
+    DeadlockDetected,
+    InsufficientPrivilege,
+    InternalError_,
+    LockNotAvailable,
+    UndefinedObject,
+)
 
 from sequencer.database.database import SequencerUnavailable, describe_address
 from sequencer.settings import MigrationSettings
@@ -86,6 +93,11 @@ def migrations() -> Sequence[Migration]:
     return found
 
 
+def grants() -> LiteralString:
+    """Returns `grants.sql`."""
+    return resources.files("sequencer").joinpath("grants.sql").read_text(encoding="utf-8")
+
+
 async def migrate(database_url: str, settings: MigrationSettings) -> list[int]:
     """Returns the numbers applied now. Raises SequencerUnavailable or MigrationRefused."""
     known = migrations()
@@ -104,6 +116,11 @@ async def migrate(database_url: str, settings: MigrationSettings) -> list[int]:
     try:
         async with connection:
             return await _Migrating(connection, settings).apply(known)
+    except InsufficientPrivilege as error:
+        raise MigrationRefused(
+            f"this database role may not migrate ({str(error).splitlines()[0]}): name the tables' owner in"
+            " TIDELOG_MIGRATIONS_DATABASE_URL (docs/security.md)"
+        ) from error
     except psycopg.OperationalError as error:
         raise SequencerUnavailable(
             f"migrating {describe_address(database_url)} was interrupted: {error}"
@@ -142,6 +159,9 @@ class _Migrating:
             await self._connection.execute(
                 "UPDATE migrations SET is_complete = true WHERE number = %s", (migration.number,)
             )
+        if self._settings.agent_database_role:
+            # A GRANT takes no lock. It fails if another transaction changes the same row of the catalog.
+            await self._patiently("grants.sql", self._grant, (InternalError_,))
         return [migration.number for migration in pending]
 
     async def _applied(self, known: Sequence[Migration]) -> dict[int, bool]:
@@ -163,6 +183,24 @@ class _Migrating:
         cursor = await self._connection.execute("SELECT number, is_complete FROM migrations")
         return dict(await cursor.fetchall())
 
+    async def _grant(self) -> None:
+        cursor = await self._connection.execute("SELECT current_schema(), current_user")
+        [(schema, owner)] = await cursor.fetchall()
+        role = self._settings.agent_database_role
+        if role == owner:
+            raise MigrationRefused(
+                f"TIDELOG_AGENT_DATABASE_ROLE ({role}) is the role that migrates: it would lose its tables."
+                " Name another one in TIDELOG_MIGRATIONS_DATABASE_URL"
+            )
+        try:
+            await self._connection.execute(
+                sql.SQL(grants()).format(schema=sql.Identifier(schema), role=sql.Identifier(role))
+            )
+        except UndefinedObject as error:
+            raise MigrationRefused(
+                f"there is no database role {role} (TIDELOG_AGENT_DATABASE_ROLE): create it first"
+            ) from error
+
     async def _change_schema(self, migration: Migration) -> None:
         """The steps, which are written later, wait for the standby, and so does this."""
         await self._connection.execute("SELECT set_config('synchronous_commit', 'local', true)")
@@ -183,7 +221,12 @@ class _Migrating:
         [(changed,)] = await cursor.fetchall()
         return int(changed)
 
-    async def _patiently(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
+    async def _patiently(
+        self,
+        name: str,
+        work: Callable[[], Awaitable[T]],
+        transient: tuple[type[psycopg.Error], ...] = (LockNotAvailable, DeadlockDetected),
+    ) -> T:
         """Does the work in one transaction, as often as it takes to get its locks."""
         ends_s = time.monotonic() + self._settings.migration_patience_s
         pause_s = self._settings.migration_pause_s
@@ -191,7 +234,7 @@ class _Migrating:
             try:
                 async with self._connection.transaction():
                     return await work()
-            except (LockNotAvailable, DeadlockDetected) as error:
+            except transient as error:
                 if time.monotonic() >= ends_s:
                     raise MigrationRefused(
                         f"{name} could not lock what it changes for "

@@ -90,5 +90,10 @@ class MigrationSettings(Settings):
     """The pause before it tries again. Each further pause is twice as long."""
     migration_longest_pause_s: float = Field(default=30.0, gt=0)
     """The longest of these pauses."""
+    agent_database_role: str = ""
+    """The role that agents and commands connect as, if migrations have a separate one: after its migrations,
+    `tidelog migrate` gives it the rights that it needs, and takes all others from it. Empty: no rights
+    change.
+    """
     migration_patience_s: float = Field(default=3600.0, ge=0)
     """How long a migration tries to get its locks before it gives up."""

@@ -12,7 +12,7 @@ from tidelog.errors import UserError
 from tidelog.process.environment import Environment
 from tidelog.process.settings import ClientSettings, variable_of
 
-_NAMES_A_CLUSTER = ("database_url", "store_url", "bootstrap", "http_url")
+_NAMES_A_CLUSTER = ("database_url", "migrations_database_url", "store_url", "bootstrap", "http_url")
 
 
 def find_cluster(environment: Environment) -> Environment:
@@ -39,14 +39,21 @@ def require(settings: ClientSettings, name: str) -> str:
     if not value:
         raise UserError(f"{variable_of(name)} is not set.", "This command needs it as well.")
     text = str(value.get_secret_value()) if hasattr(value, "get_secret_value") else str(value)
-    if name == "database_url":
-        check_database_url(text)
+    if name.endswith("database_url"):
+        check_database_url(text, name)
     if name == "http_url" and not text.startswith(("http://", "https://")):
         raise UserError(f"{variable_of(name)} ({text}) is no URL.", f"Write it as http://{text}.")
     return text
 
 
-def check_database_url(url: str) -> None:
+def require_owner_url(settings: ClientSettings) -> str:
+    """The database's URL with the role that owns its tables. Raises as `require`."""
+    return require(
+        settings, "migrations_database_url" if settings.migrations_database_url else "database_url"
+    )
+
+
+def check_database_url(url: str, name: str = "database_url") -> None:
     """Raises `UserError` if the URL cannot be read, or if part of a password would be read as the host or the
     database. The error repeats neither the URL nor the parser's message: both may hold the password.
     """
@@ -62,7 +69,7 @@ def check_database_url(url: str) -> None:
         is_read = False
     if not is_read:
         raise UserError(
-            f"{variable_of('database_url')} is no address of a Postgres.",
+            f"{variable_of(name)} is no address of a Postgres.",
             (
                 "Write it as postgresql://user:password@host:port/database, with %40 for @ and %2F for / in "
                 "the password."

@@ -3,6 +3,9 @@
 -- writers of the others. It returns false if another transaction has a lock that this needs: try again
 -- later.
 --
+-- It has the rights of the tables' owner (SECURITY DEFINER), because the agents' role may make no tables. So
+-- it takes no other tables' names, and its search_path is fixed: a caller's temporary tables come last.
+--
 -- | parameter | meaning |
 -- |---|---|
 -- | of_table | `tombstones` or `outcomes` |
@@ -10,7 +13,7 @@
 -- | lock_timeout_ms | how long to wait for a lock |
 CREATE FUNCTION add_time_partition(of_table text, width_s double precision,
     lock_timeout_ms integer) RETURNS boolean
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $function$
 #variable_conflict use_column
 DECLARE
@@ -18,6 +21,9 @@ DECLARE
     reached timestamptz;
     added bigint;
 BEGIN
+    IF wanted_table NOT IN ('tombstones', 'outcomes') THEN
+        RAISE 'no table that is partitioned by time: %', wanted_table;
+    END IF;
     -- A partition that begins later than the next interval is from before the clock was set back.
     SELECT max(p.ends_at) INTO reached FROM time_partitions AS p
     WHERE p.of_table = wanted_table AND NOT p.is_closed
@@ -43,3 +49,4 @@ EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
     RETURN false;
 END
 $function$;
+REVOKE ALL ON FUNCTION add_time_partition(text, double precision, integer) FROM PUBLIC;

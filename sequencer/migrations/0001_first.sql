@@ -1,6 +1,10 @@
 -- The first migration: schema.sql, functions/ and first_rows.sql as they were when it was written. Until the
 -- first release `python -m tests.sequencer.first_migration` writes it. After the release it never changes.
 
+-- Functions with the owner's rights keep this path (SET search_path FROM CURRENT): a table that a caller
+-- makes in pg_temp then stands for none of these.
+SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
+
 -- The tables of Tidelog as they are now: who the cluster is, what topics there are, which object holds
 -- which offsets, and who works on it. `functions/` has the stored functions, `first_rows.sql` what a new
 -- database begins with. Developers change these files, and with the same change write a migration
@@ -828,6 +832,9 @@ $function$;
 -- writers of the others. It returns false if another transaction has a lock that this needs: try again
 -- later.
 --
+-- It has the rights of the tables' owner (SECURITY DEFINER), because the agents' role may make no tables. So
+-- it takes no other tables' names, and its search_path is fixed: a caller's temporary tables come last.
+--
 -- | parameter | meaning |
 -- |---|---|
 -- | of_table | `tombstones` or `outcomes` |
@@ -835,7 +842,7 @@ $function$;
 -- | lock_timeout_ms | how long to wait for a lock |
 CREATE FUNCTION add_time_partition(of_table text, width_s double precision,
     lock_timeout_ms integer) RETURNS boolean
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $function$
 #variable_conflict use_column
 DECLARE
@@ -843,6 +850,9 @@ DECLARE
     reached timestamptz;
     added bigint;
 BEGIN
+    IF wanted_table NOT IN ('tombstones', 'outcomes') THEN
+        RAISE 'no table that is partitioned by time: %', wanted_table;
+    END IF;
     -- A partition that begins later than the next interval is from before the clock was set back.
     SELECT max(p.ends_at) INTO reached FROM time_partitions AS p
     WHERE p.of_table = wanted_table AND NOT p.is_closed
@@ -868,6 +878,7 @@ EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
     RETURN false;
 END
 $function$;
+REVOKE ALL ON FUNCTION add_time_partition(text, double precision, integer) FROM PUBLIC;
 
 -- add_to_transaction adds partitions and groups to a transaction, which begins with the first
 -- (AddPartitionsToTxn, AddOffsetsToTxn). It locks the transaction's row FOR SHARE: only its end must wait.
@@ -1790,16 +1801,21 @@ $function$;
 -- has a lock that this needs: try again later. It waits no longer than given, since readers of the table
 -- wait behind it.
 --
+-- It has the rights of the tables' owner, as add_time_partition has.
+--
 -- | parameter | meaning |
 -- |---|---|
 -- | of_table | `tombstones` or `outcomes` |
 -- | number | of the partition |
 -- | lock_timeout_ms | how long to wait for a lock |
 CREATE FUNCTION drop_time_partition(of_table text, number bigint, lock_timeout_ms integer) RETURNS boolean
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $function$
 #variable_conflict use_variable
 BEGIN
+    IF of_table NOT IN ('tombstones', 'outcomes') THEN
+        RAISE 'no table that is partitioned by time: %', of_table;
+    END IF;
     PERFORM set_config('lock_timeout', lock_timeout_ms::text, true);
     DELETE FROM time_partitions AS p WHERE p.of_table = drop_time_partition.of_table
         AND p.number = drop_time_partition.number AND p.is_closed;
@@ -1811,6 +1827,7 @@ EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
     RETURN false;
 END
 $function$;
+REVOKE ALL ON FUNCTION drop_time_partition(text, bigint, integer) FROM PUBLIC;
 
 -- end_transaction commits or aborts an open transaction: the markers in its partitions, its pending offsets,
 -- and its own row, in one transaction (docs/design/transactions.md).

@@ -123,6 +123,7 @@ async def test_an_agent_waits_for_its_database_to_be_migrated(postgres: Embedded
         await until_ready(agent)
 
 
+@pytest.mark.superuser
 async def test_a_database_that_may_lose_what_it_acknowledged_keeps_the_agent_from_serving(
     database_url: str,
 ) -> None:

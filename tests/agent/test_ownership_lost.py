@@ -41,6 +41,7 @@ async def until_hung_up(wire: Wire) -> None:
             await wire.receive_frame()
 
 
+@pytest.mark.superuser
 async def test_an_agent_hangs_up_and_says_why_until_its_database_owns_the_bucket_again(
     unowned: Sequencer, database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -79,6 +80,7 @@ async def test_an_agent_hangs_up_and_says_why_until_its_database_owns_the_bucket
         await until_answered(answers)
 
 
+@pytest.mark.superuser
 async def test_an_agent_that_starts_on_a_copy_reads_the_object_and_does_not_serve(
     unowned: Sequencer, database_url: str
 ) -> None:
@@ -117,6 +119,7 @@ async def test_an_agent_of_a_database_that_is_being_recovered_waits_for_it(
         await until_ready(agent)
 
 
+@pytest.mark.superuser
 async def test_agents_without_the_role_jobs_notice_that_their_database_is_a_copy(
     unowned: Sequencer, database_url: str
 ) -> None:
@@ -139,6 +142,7 @@ async def test_agents_without_the_role_jobs_notice_that_their_database_is_a_copy
             await until_not_ready(agent, "another database owns the bucket")
 
 
+@pytest.mark.superuser
 async def test_after_a_change_of_primary_an_agent_waits_until_it_owns_the_bucket_for_certain(
     unowned: Sequencer, database_url: str
 ) -> None:

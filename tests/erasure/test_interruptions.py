@@ -133,6 +133,7 @@ async def test_waits_end_and_the_next_run_goes_on(place: Place) -> None:
     assert await place.objects_with(SECRET) == []
 
 
+@pytest.mark.superuser
 @pytest.mark.parametrize("stage", ["reading the log", "waiting for old objects to be deleted"])
 async def test_an_erasure_goes_on_after_an_outage_of_postgres(
     place: Place, database_url: str, stage: str

@@ -13,6 +13,8 @@ from tests.recovery.test_from_the_bucket import begin, destroy
 from tests.recovery.test_recover import is_healthy
 from tests.spark_compaction.log import Log
 
+pytestmark = pytest.mark.superuser
+
 
 @pytest.fixture
 async def erasing(place: Place) -> erasures.Place:

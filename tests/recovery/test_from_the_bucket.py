@@ -24,6 +24,8 @@ from tests.recovery.test_recover import idempotent, is_healthy
 from tests.spark_compaction.log import Log
 from tests.support.postgres import TEMPLATE
 
+pytestmark = pytest.mark.superuser
+
 
 @pytest.fixture
 async def topic(place: Place) -> Topic:

@@ -23,6 +23,8 @@ from tests.recovery.test_recover import idempotent, is_healthy
 from tests.support.minio import MinioEndpoint
 from tests.support.postgres import OWN_FOR_YEARS
 
+pytestmark = pytest.mark.superuser
+
 
 @pytest.fixture
 async def topic(place: Place) -> Topic:

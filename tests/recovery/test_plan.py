@@ -24,6 +24,8 @@ from recovery.plan import (
 from storage.batches.record_batch import empty_batch, read_header
 from storage.identifiers import BytePosition, Offset, Partition, SegmentId, TopicId
 
+pytestmark = pytest.mark.superuser
+
 TOPIC, PARTITION = TopicId(UUID(int=1)), Partition(0)
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 _HEADER = read_header(empty_batch(1, -1))

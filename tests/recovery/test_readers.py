@@ -25,6 +25,8 @@ from tests.recovery.test_recover import is_healthy
 from tests.support.java import Java
 from tests.support.postgres import OWN_FOR_YEARS
 
+pytestmark = pytest.mark.superuser
+
 EXPECTED = [*range(5), *range(15, 20), *range(25, 30)]
 DEADLINE_S = 60.0
 

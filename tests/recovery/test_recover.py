@@ -24,6 +24,8 @@ from tests.compactor.builders import CLUSTER, Segment, keys_in, pending, upload,
 from tests.compactor.merging import a_log, read_all, read_back
 from tests.recovery.conftest import Place
 
+pytestmark = pytest.mark.superuser
+
 
 @pytest.fixture
 async def topic(place: Place) -> Topic:

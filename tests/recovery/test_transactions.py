@@ -36,6 +36,8 @@ from tests.sequencer.commits.test_sinks import a_batch
 from tidelog.cli import app
 from tidelog.commands import recover as recover_module
 
+pytestmark = pytest.mark.superuser
+
 MINUTE_MS = 60_000
 
 

@@ -10,6 +10,10 @@ FIRST = _FOLDER / "migrations" / "0001_first.sql"
 _HEAD = """\
 -- The first migration: schema.sql, functions/ and first_rows.sql as they were when it was written. Until the
 -- first release `python -m tests.sequencer.first_migration` writes it. After the release it never changes.
+
+-- Functions with the owner's rights keep this path (SET search_path FROM CURRENT): a table that a caller
+-- makes in pg_temp then stands for none of these.
+SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
 """
 
 

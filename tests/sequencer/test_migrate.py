@@ -16,6 +16,7 @@ from sequencer.settings import MigrationSettings
 from tests.sequencer.builders import accepted, reserved
 from tests.sequencer.housekeeping.housekeeping import records_of
 
+pytestmark = pytest.mark.superuser
 QUICK = MigrationSettings(
     migration_lock_timeout_ms=20, migration_pause_s=0.05, migration_longest_pause_s=0.05
 )

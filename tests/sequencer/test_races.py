@@ -91,6 +91,7 @@ async def test_raced_a_retried_first_batch_is_assigned_once(
     )
 
 
+@pytest.mark.superuser
 async def test_in_one_statement_a_retried_first_batch_would_be_assigned_twice(
     sequencer: Sequencer, topic: Topic
 ) -> None:
@@ -114,6 +115,7 @@ async def test_raced_the_next_batch_is_in_order(sequencer: Sequencer, topic: Top
     assert outcomes == ([Assigned(base_offset=Offset(1))], [Assigned(base_offset=Offset(2))])
 
 
+@pytest.mark.superuser
 async def test_in_one_statement_the_next_batch_would_be_called_out_of_order(
     sequencer: Sequencer, topic: Topic
 ) -> None:
@@ -339,6 +341,7 @@ async def _commit_against_a_topic_lock(database_url: str, sequencer: Sequencer, 
         assert not waits, "the commit waited for the topic"
 
 
+@pytest.mark.superuser
 async def test_raced_without_foreign_keys_a_commit_waits_for_no_topic(
     database_url: str, sequencer: Sequencer, topic: Topic
 ) -> None:
@@ -350,6 +353,7 @@ async def test_raced_without_foreign_keys_a_commit_waits_for_no_topic(
     assert foreign_keys == []
 
 
+@pytest.mark.superuser
 async def test_with_a_foreign_key_the_same_would_deadlock(
     database_url: str, sequencer: Sequencer, topic: Topic
 ) -> None:

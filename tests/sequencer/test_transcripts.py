@@ -4,12 +4,15 @@ made.
 
 import difflib
 
+import pytest
+
 from sequencer.client import Sequencer
 from tests.sequencer.transcripts import FUNCTIONS, PLANS, fill, transcripts
 
 AGAIN = "If this is intended, write the plans again: python -m tests.sequencer.transcripts"
 
 
+@pytest.mark.superuser
 async def test_the_plans_of_hot_statements_are_those_written_down(sequencer: Sequencer) -> None:
     while_empty = await transcripts(sequencer)
     await fill(sequencer)

@@ -1,6 +1,9 @@
 """Postgres for the tests: one embedded server per session, and per test a new, migrated database, copied from
 a template in milliseconds. Also a second server, and an address that leads to either, for tests of an address
 that moves.
+
+The database's URL has the agents' role, with the rights of `grants.sql`, so the tests show that these are
+enough. A test that changes tables or other databases has the mark `superuser`.
 """
 
 import asyncio
@@ -21,6 +24,7 @@ from tests.support.directories import new_directory
 from tidelog.embedded.postgres import EmbeddedPostgres, EmbeddedPostgresSettings
 
 TEMPLATE = "tidelog_template"
+OWNER, AGENT, _SUPERUSER = "tidelog_owner", "tidelog_agent", "postgres"
 OWN_FOR_YEARS: LiteralString = """
     UPDATE ownership SET confirmed_at = clock_timestamp(), ratchet_s = 1e9,
         system_identifier = (SELECT system_identifier FROM pg_control_system()),
@@ -30,24 +34,43 @@ OWN_FOR_YEARS: LiteralString = """
 _numbers = itertools.count(1)
 
 
+def as_owner(url: str) -> str:
+    """The URL with the role that owns the tables."""
+    return _with_role(url, OWNER)
+
+
+def as_superuser(url: str) -> str:
+    return _with_role(url, _SUPERUSER)
+
+
+def _with_role(url: str, role: str) -> str:
+    return f"postgresql://{role}@{url.partition('@')[2]}"
+
+
+def _role(request: pytest.FixtureRequest) -> str:
+    return AGENT if request.node.get_closest_marker("superuser") is None else _SUPERUSER
+
+
 @contextmanager
 def _a_server(purpose: str) -> Iterator[EmbeddedPostgres]:
     with new_directory(purpose) as directory:
         server = EmbeddedPostgres(directory / "data", EmbeddedPostgresSettings(durable=False))
         try:
             with psycopg.connect(server.start(), autocommit=True) as connection:
-                connection.execute(f"CREATE DATABASE {TEMPLATE}")
-            asyncio.run(migrate(server.url(TEMPLATE), MigrationSettings()))
+                connection.execute(f"CREATE ROLE {OWNER} LOGIN; CREATE ROLE {AGENT} LOGIN")
+                connection.execute(f"CREATE DATABASE {TEMPLATE} OWNER {OWNER}")
+            settings = MigrationSettings(agent_database_role=AGENT)
+            asyncio.run(migrate(as_owner(server.url(TEMPLATE)), settings))
             yield server
         finally:
             server.stop()
 
 
 @contextmanager
-def _a_database(server: EmbeddedPostgres, name: str) -> Iterator[str]:
+def _a_database(server: EmbeddedPostgres, name: str, role: str) -> Iterator[str]:
     with psycopg.connect(server.url(), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE} STRATEGY FILE_COPY")
-    yield server.url(name)
+        connection.execute(f"CREATE DATABASE {name} OWNER {OWNER} TEMPLATE {TEMPLATE} STRATEGY FILE_COPY")
+    yield _with_role(server.url(name), role)
     with psycopg.connect(server.url(), autocommit=True) as connection:
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
@@ -67,23 +90,25 @@ def other_postgres() -> Iterator[EmbeddedPostgres]:
 
 
 @pytest.fixture
-def database_url(postgres: EmbeddedPostgres) -> Iterator[str]:
+def database_url(postgres: EmbeddedPostgres, request: pytest.FixtureRequest) -> Iterator[str]:
     """A migrated database for one test."""
-    with _a_database(postgres, f"tidelog_test_{next(_numbers)}") as url:
+    with _a_database(postgres, f"tidelog_test_{next(_numbers)}", _role(request)) as url:
         yield url
 
 
 @pytest.fixture
 def empty_database_url(postgres: EmbeddedPostgres) -> Iterator[str]:
-    """Another migrated database on the same server."""
-    with _a_database(postgres, f"tidelog_test_{next(_numbers)}") as url:
+    """Another migrated database on the same server, to recover a log into: its URL has the superuser."""
+    with _a_database(postgres, f"tidelog_test_{next(_numbers)}", _SUPERUSER) as url:
         yield url
 
 
 @pytest.fixture
-def other_database_url(other_postgres: EmbeddedPostgres, database_url: str) -> Iterator[str]:
+def other_database_url(
+    other_postgres: EmbeddedPostgres, database_url: str, request: pytest.FixtureRequest
+) -> Iterator[str]:
     """One of the same name on another server."""
-    with _a_database(other_postgres, urlsplit(database_url).path.strip("/")) as url:
+    with _a_database(other_postgres, urlsplit(database_url).path.strip("/"), _role(request)) as url:
         yield url
 
 
@@ -104,7 +129,7 @@ class Address:
     @staticmethod
     def cut(url: str) -> None:
         """Ends the connections to the database of this URL."""
-        with psycopg.connect(url, autocommit=True) as connection:
+        with psycopg.connect(as_superuser(url), autocommit=True) as connection:
             connection.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND pid <> pg_backend_pid()"

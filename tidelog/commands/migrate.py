@@ -9,7 +9,7 @@ from sequencer.database.database import SequencerUnavailable
 from sequencer.migrate import MigrationRefused, migrate
 from sequencer.settings import MigrationSettings
 from tidelog.errors import UserError
-from tidelog.find_cluster import find_cluster, require
+from tidelog.find_cluster import find_cluster, require_owner_url
 from tidelog.output import counted
 from tidelog.process.environment import Environment
 from tidelog.process.setting_options import with_settings
@@ -20,13 +20,15 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command("migrate")
 @with_settings(
-    ClientSettings, MigrationSettings, only=("database_url", "data_dir", *MigrationSettings.model_fields)
+    ClientSettings,
+    MigrationSettings,
+    only=("database_url", "migrations_database_url", "data_dir", *MigrationSettings.model_fields),
 )
 def migrate_database(environment: Environment) -> None:
     """Apply the migrations that the database lacks."""
     found = find_cluster(environment)
     database_url, settings = (
-        require(found.read(ClientSettings), "database_url"),
+        require_owner_url(found.read(ClientSettings)),
         found.read(MigrationSettings),
     )
     try:

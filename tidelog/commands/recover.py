@@ -34,7 +34,7 @@ from storage.segments.journal_format import CorruptJournal
 from storage.stores.object_store import ObjectNotFound, StoreSettings, StoreUnavailable
 from storage.stores.open_store import open_store
 from tidelog.errors import UserError
-from tidelog.find_cluster import find_cluster, require
+from tidelog.find_cluster import find_cluster, require, require_owner_url
 from tidelog.output import counted
 from tidelog.owner_text import owner_text
 from tidelog.process.environment import Environment
@@ -120,7 +120,7 @@ def recover_command(
 def _task(found: Environment, *, take_over: bool) -> Task:
     client = found.read(ClientSettings)
     return Task(
-        database_url=require(client, "database_url"),
+        database_url=require_owner_url(client),
         store_url=require(client, "store_url"),
         cluster=client.cluster,
         take_over=take_over,

@@ -27,6 +27,10 @@ class ClientSettings(Settings):
 
     database_url: SecretStr | None = None
     """The sequencer's Postgres, `postgresql://user:password@host:port/database`."""
+    migrations_database_url: SecretStr | None = None
+    """The same database with the role that owns its tables, for `tidelog migrate` and `tidelog recover`. By
+    default they use `database_url`.
+    """
     store_url: str | None = None
     """The object store: `s3://bucket/prefix?endpoint=http://host:port`, `file:///directory`."""
     bootstrap: str | None = None

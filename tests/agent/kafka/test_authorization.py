@@ -336,6 +336,7 @@ async def test_without_an_authorizer_everything_is_allowed_and_there_are_no_acls
         wire.close()
 
 
+@pytest.mark.superuser
 async def test_an_agent_whose_acls_cannot_be_read_does_not_serve(database_url: str) -> None:
     sequencer = await Sequencer.open(database_url, SequencerSettings())
     await sequencer.database.run("ALTER TABLE acls RENAME TO away")

@@ -187,6 +187,7 @@ async def test_a_commit_whose_connection_was_lost_is_repeated_until_it_is_known(
         assert await writer.high_watermark(topic) == 2
 
 
+@pytest.mark.superuser
 async def test_a_commit_longer_than_a_statement_may_take_is_repeated_in_parts(
     topic: Topic, database_url: str
 ) -> None:

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from sequencer.client import Sequencer
 from sequencer.cluster.agents import AgentAddress
 
@@ -101,6 +103,7 @@ async def test_an_agent_learns_the_peer_secrets_with_its_lease_and_two_are_valid
     assert {len(secret.value) for secret in (first, second, third)} == {32}
 
 
+@pytest.mark.superuser
 async def test_a_renewal_makes_a_secret_where_there_is_none(sequencer: Sequencer) -> None:
     await sequencer.database.run("DELETE FROM peer_secrets")
     await sequencer.agents.join(HERE, 60)

@@ -88,6 +88,7 @@ async def test_an_ownership_counts_for_two_ratchets(unowned: Sequencer) -> None:
         await unowned.ownership.demand()
 
 
+@pytest.mark.superuser
 async def test_a_copy_finds_the_originals_nonce_and_has_lost(
     unowned: Sequencer, database_url: str, any_store: ObjectStore
 ) -> None:
@@ -109,6 +110,7 @@ async def test_a_copy_finds_the_originals_nonce_and_has_lost(
         assert await ratchet(unowned, any_store) == Confirmed()
 
 
+@pytest.mark.superuser
 async def test_a_copy_that_starts_before_the_next_ratchet_does_not_win(
     unowned: Sequencer, database_url: str, any_store: ObjectStore
 ) -> None:
@@ -146,6 +148,7 @@ async def test_a_restarted_postgres_goes_on_when_nobody_else_ratchets(
     assert outcomes[-1] == Confirmed()
 
 
+@pytest.mark.superuser
 async def test_a_restored_dump_needs_a_take_over_whatever_it_finds(
     unowned: Sequencer, database_url: str, any_store: ObjectStore
 ) -> None:
@@ -210,6 +213,7 @@ async def test_a_late_put_of_an_older_nonce_fences_nobody(unowned: Sequencer) ->
     assert await ratchet(unowned, store) == Confirmed()
 
 
+@pytest.mark.superuser
 async def test_a_late_put_of_the_former_owner_is_replaced_by_the_higher_epoch(
     unowned: Sequencer, database_url: str
 ) -> None:
@@ -226,6 +230,7 @@ async def test_a_late_put_of_the_former_owner_is_replaced_by_the_higher_epoch(
         assert isinstance(await ratchet(unowned, store), Lost)
 
 
+@pytest.mark.superuser
 async def test_an_object_that_vanished_is_made_again_by_its_owner_and_not_by_a_copy(
     unowned: Sequencer, database_url: str, any_store: ObjectStore
 ) -> None:
@@ -277,6 +282,7 @@ async def test_a_clock_that_is_set_back_neither_confirms_for_long_nor_stops_the_
     await unowned.ownership.demand()
 
 
+@pytest.mark.superuser
 async def test_a_take_over_turns_the_roles(
     unowned: Sequencer, database_url: str, any_store: ObjectStore
 ) -> None:

@@ -235,6 +235,7 @@ has.
 """
 
 
+@pytest.mark.superuser
 async def test_an_id_whose_transaction_begins_as_it_is_forgotten_stays_or_refuses_it(
     sequencer: Sequencer,
 ) -> None:

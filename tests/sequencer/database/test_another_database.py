@@ -64,6 +64,7 @@ async def test_nothing_is_asked_of_another_database_until_the_address_leads_back
     await other.close()
 
 
+@pytest.mark.superuser
 @pytest.mark.parametrize(
     "prepare", ["DROP TABLE cluster", "ALTER TABLE cluster DROP COLUMN store_id", "SELECT 1"]
 )

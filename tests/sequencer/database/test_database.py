@@ -186,6 +186,7 @@ async def test_a_healthy_database_has_no_complaints_and_others_do(
             await careless.close()
 
 
+@pytest.mark.superuser
 async def test_a_database_whose_first_migration_is_being_applied_has_a_complaint(
     sequencer: Sequencer,
 ) -> None:
@@ -217,6 +218,7 @@ async def test_migrating_again_and_by_many_at_once_changes_nothing(
     assert [row.number for row in rows] == [migration.number for migration in migrations()]
 
 
+@pytest.mark.superuser
 async def test_a_database_from_the_future_is_refused(database_url: str, sequencer: Sequencer) -> None:
     await sequencer.database.run("INSERT INTO migrations (number, name) VALUES (9999, '9999_later.sql')")
 

@@ -171,6 +171,7 @@ async def test_a_client_closed_while_it_connects_for_its_first_commit_has_no_con
     await until_none_is_left(sequencer, "application_name = 'other'")
 
 
+@pytest.mark.superuser
 async def test_a_commit_that_postgres_refuses_behind_its_rows_is_unknown_at_once(
     sequencer: Sequencer, topic: Topic
 ) -> None:
@@ -193,6 +194,7 @@ async def test_a_commit_that_postgres_refuses_behind_its_rows_is_unknown_at_once
     )
 
 
+@pytest.mark.superuser
 async def test_the_statement_is_planned_anew_after_a_migration(sequencer: Sequencer, topic: Topic) -> None:
     segment = await reserved(sequencer, [records_of(topic)])
 

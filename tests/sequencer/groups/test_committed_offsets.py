@@ -205,6 +205,7 @@ async def test_offsets_are_forgotten_one_by_one_by_the_coordinator_alone(
     assert await count(sequencer, "committed_offsets") == 1
 
 
+@pytest.mark.superuser
 async def test_offset_commits_stay_on_their_pages(sequencer: Sequencer, topic: Topic) -> None:
     """HOT updates: no index grows, and dead versions are pruned by the next to come, without a vacuum."""
     groups, rounds = 50, 120

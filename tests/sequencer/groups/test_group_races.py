@@ -181,6 +181,7 @@ async def test_a_commit_that_waited_for_its_fencing_is_refused(
     assert await offsets_of(sequencer, topic, "g") == {0: 20}
 
 
+@pytest.mark.superuser
 @each_fencing
 async def test_without_its_lock_a_fenced_commit_would_set_the_offset_back(
     sequencer: Sequencer, topic: Topic, fencing: Fencing
@@ -197,6 +198,7 @@ async def test_without_its_lock_a_fenced_commit_would_set_the_offset_back(
     assert await offsets_of(sequencer, topic, "g") == {0: 10}
 
 
+@pytest.mark.superuser
 @in_the_members
 async def test_in_one_statement_a_commit_would_be_judged_by_the_members_before_its_wait(
     sequencer: Sequencer, topic: Topic, fencing: Fencing
@@ -232,6 +234,7 @@ async def test_whoever_fences_waits_for_a_commit_and_then_finds_its_offset(
     assert await offsets_of(sequencer, topic, "g") == {0: 10}
 
 
+@pytest.mark.superuser
 async def test_without_the_lock_the_next_coordinators_fetch_would_miss_an_accepted_commit(
     sequencer: Sequencer, topic: Topic
 ) -> None:

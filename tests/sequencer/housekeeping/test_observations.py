@@ -164,6 +164,7 @@ def _ageless(tiers: Sequence[TierBacklog]) -> list[TierBacklog]:
     return [replace(tier, oldest_s=0) for tier in tiers]
 
 
+@pytest.mark.superuser
 async def test_beyond_its_bounds_a_measurement_estimates(sequencer: Sequencer) -> None:
     """Candidates of a steady inflow, one per second; every third is claimed."""
     await _fill(sequencer, 6_000)
@@ -189,6 +190,7 @@ async def test_counts_beyond_the_bound_are_at_least_the_bound_before_postgres_ha
     assert (seen.census.unreferenced, seen.census.doomed) == (20, 20)
 
 
+@pytest.mark.superuser
 async def test_what_a_measurement_costs_does_not_grow_with_what_waits_or_was_deleted(
     sequencer: Sequencer,
 ) -> None:
