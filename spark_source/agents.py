@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import httpx
 
+from spark_source.http_login import LoginIncomplete, login_fix, login_headers
 from spark_source.settings import SourceSettings
 from storage.arrow.aborted_batches import AbortedIndex, AbortedTransaction
 
@@ -70,6 +71,10 @@ class Agents:
                 f"option servers: {settings.http_url!r}; name an agent as http://host:8080, or set "
                 "TIDELOG_HTTP_URL"
             )
+        try:
+            self._headers = login_headers(settings)
+        except LoginIncomplete as incomplete:
+            raise RequestRefused(str(incomplete)) from None
         self._settings = settings
 
     def topic(self, name: str) -> TopicEnds:
@@ -129,6 +134,7 @@ class Agents:
                     method,
                     f"{url}{path}",
                     **parameters,
+                    headers=self._headers,
                     timeout=settings.source_http_timeout_s,
                     verify=url.startswith("https"),
                 )
@@ -138,7 +144,9 @@ class Agents:
             if answer.status_code == httpx.codes.OK:
                 return answer.json()
             if answer.status_code < httpx.codes.INTERNAL_SERVER_ERROR:
-                raise RequestRefused(f"{url}{path}: {_message(answer)}")
+                raise RequestRefused(
+                    f"{url}{path}: {_message(answer)} {login_fix(answer.status_code)}".rstrip()
+                )
             failure = f"{url}: {answer.status_code} {_message(answer)}"
         raise AgentsUnavailable(f"No agent answered {path}: {failure}. Checked option servers.")
 

@@ -4,12 +4,13 @@ reader or writer: `TIDELOG_SOURCE_TASK_BYTES` is `.option("sourceTaskBytes", ...
 
 from pydantic import Field
 
+from spark_source.http_login import HttpLoginSettings
 from storage.stores.object_store import StoreSettings
 
 _MEBIBYTE = 1 << 20
 
 
-class SourceSettings(StoreSettings):
+class SourceSettings(StoreSettings, HttpLoginSettings):
     store_url: str = ""
     """The bucket: s3://bucket/prefix?endpoint=http://..., as the agents use it."""
     http_url: str = ""

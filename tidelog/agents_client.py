@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import httpx
 
+from spark_source.http_login import HttpLoginSettings, LoginIncomplete, login_fix, login_headers
 from tidelog.errors import UserError
 from tidelog.process.settings import ClientSettings
 
@@ -34,16 +35,26 @@ def ask(client: httpx.Client, method: str, url: str, **more: Any) -> dict[str, A
     except ValueError:
         raise UserError(f"{where} is not a Tidelog agent: it answered {answer.status_code}.") from None
     if answer.is_error:
-        raise UserError(str(found.get("message", answer.text)), _FIXES.get(str(found.get("error")), ""))
+        fix = _FIXES.get(str(found.get("error")), "") or login_fix(answer.status_code)
+        raise UserError(str(found.get("message", answer.text)), fix)
     return dict(found)
+
+
+def logged_in(settings: HttpLoginSettings) -> dict[str, str]:
+    """The headers that log a client in, if the settings name a user. Raises `UserError`."""
+    try:
+        return login_headers(settings)
+    except LoginIncomplete as incomplete:
+        raise UserError(str(incomplete)) from None
 
 
 class TopicsClient:
     """Use it as a context manager. Every call raises `UserError`."""
 
-    def __init__(self, http_url: str, timeout_s: float) -> None:
+    def __init__(self, http_url: str, timeout_s: float, login: Mapping[str, str] | None = None) -> None:
+        """`login`: as `logged_in` returns it."""
         self._url = http_url.rstrip("/")
-        self._client = httpx.Client(timeout=timeout_s)
+        self._client = httpx.Client(timeout=timeout_s, headers=login)
 
     def __enter__(self) -> Self:
         return self
@@ -92,7 +103,7 @@ def complaints_of_cluster(settings: ClientSettings) -> Sequence[str]:
         return ()
     url = settings.http_url.rstrip("/")
     try:
-        with httpx.Client(timeout=_LONGEST_S) as client:
+        with httpx.Client(timeout=_LONGEST_S, headers=logged_in(settings)) as client:
             agents = ask(client, "GET", f"{url}/v1/cluster")["agents"]
     except UserError:
         return complaints([("The agent", url)])

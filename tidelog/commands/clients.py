@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from tidelog.agents_client import ask
+from tidelog.agents_client import ask, logged_in
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.output import as_text, counted, print_json
@@ -65,7 +65,8 @@ def clients(
     url = require(settings, "http_url").rstrip("/")
     found: list[Connection] = []
     silent: list[str] = []
-    with httpx.Client(timeout=settings.client_timeout_s) as client:
+    login = logged_in(settings)
+    with httpx.Client(timeout=settings.client_timeout_s, headers=login) as client:
         for agent in ask(client, "GET", f"{url}/v1/cluster")["agents"]:
             try:
                 found.extend(_connections(client, agent["http_url"].rstrip("/")))

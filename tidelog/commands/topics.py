@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from tidelog.agents_client import TopicsClient
+from tidelog.agents_client import TopicsClient, logged_in
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.output import counted, print_json
@@ -190,7 +190,7 @@ def delete(
 
 def _client(environment: Environment) -> TopicsClient:
     settings = find_cluster(environment).read(ClientSettings)
-    return TopicsClient(require(settings, "http_url"), settings.client_timeout_s)
+    return TopicsClient(require(settings, "http_url"), settings.client_timeout_s, logged_in(settings))
 
 
 def _alter(

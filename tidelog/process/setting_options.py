@@ -17,6 +17,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from spark_source.http_login import LOGIN_SETTINGS
 from storage.settings import Settings, described
 from tidelog.process.environment import Environment
 from tidelog.process.settings import text_of, variable_of
@@ -45,8 +46,9 @@ def with_settings(
 
     The command's parameter `environment` gets the variables of the process, completed by the options.
 
-    A setting that two models share is one option. `groups` has for each model the first setting of each group
-    of options, and the group's title in the help of a `GroupedCommand`.
+    A setting that two models share is one option. A login to HTTP (LOGIN_SETTINGS) is none, because
+    everybody on a machine can read the arguments of a process. `groups` has for each model the first setting
+    of each group of options, and the group's title in the help of a `GroupedCommand`.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,7 +58,7 @@ def with_settings(
         for model in models:
             texts = described(model)
             for name, field, title in _titled(model, (groups or {}).get(model, {})):
-                if name not in own and (only is None or name in only):
+                if name not in own and name not in LOGIN_SETTINGS and (only is None or name in only):
                     options.setdefault(name, _option(name, field, texts.get(name, ""), title))
 
         @wraps(command)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field, SecretStr
 
+from spark_source.http_login import HttpLoginSettings
 from storage.settings import Settings
 
 _PREFIX = "TIDELOG_"
@@ -22,7 +23,7 @@ def text_of(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-class ClientSettings(Settings):
+class ClientSettings(HttpLoginSettings):
     """Where the cluster is, for commands that use it."""
 
     database_url: SecretStr | None = None

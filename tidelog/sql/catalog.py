@@ -21,6 +21,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 from uuid import UUID
 
+from spark_source.http_login import LoginIncomplete, login_fix, login_headers
 from storage.identifiers import ObjectKey
 from storage.stores.object_store import ObjectNotFound, StoreUrl
 from tidelog.errors import UserError
@@ -115,6 +116,10 @@ class Catalog:
         self._settings = settings
         self._files = files
         self._url = settings.http_url.rstrip("/")
+        try:
+            self._login = login_headers(settings)
+        except LoginIncomplete as incomplete:
+            raise UserError(str(incomplete)) from None
         self._seen: dict[str, tuple[str, Table]] = {}
         """By lower-case name, with the ETag of the answer: unchanged tables are not read again."""
         self._current: dict[str, Table] = {}
@@ -293,7 +298,9 @@ class Catalog:
         reply = self._reply(f"{path}?{urlencode(parameters)}", headers or {})
         if reply.status in (HTTPStatus.OK, HTTPStatus.NOT_MODIFIED, HTTPStatus.NOT_FOUND):
             return reply
-        raise UserError(f"{self._url}{path} answered {reply.status}: {_said(reply)}.")
+        raise UserError(
+            f"{self._url}{path} answered {reply.status}: {_said(reply)}.", login_fix(reply.status)
+        )
 
     def _reply(self, target: str, headers: Mapping[str, str]) -> "_Reply":
         """By the standard library: importing a client costs more than all requests of a small question."""
@@ -301,7 +308,7 @@ class Catalog:
         kind = HTTPSConnection if url.scheme == "https" else HTTPConnection
         connection = kind(url.netloc, timeout=self._settings.client_timeout_s)
         try:
-            connection.request("GET", f"{url.path}{target}", headers=dict(headers))
+            connection.request("GET", f"{url.path}{target}", headers={**headers, **self._login})
             answer = connection.getresponse()
             return _Reply(answer.status, answer.getheader("ETag", ""), answer.read())
         except (OSError, HTTPException) as error:

@@ -3,12 +3,13 @@
 from pydantic import Field
 
 from spark_compaction.settings import CompactionSettings
+from spark_source.http_login import HttpLoginSettings
 
 _MEBIBYTE = 1 << 20
 _GIBIBYTE = 1 << 30
 
 
-class SqlSettings(CompactionSettings):
+class SqlSettings(CompactionSettings, HttpLoginSettings):
     client_timeout_s: float = Field(default=30.0, gt=0)
     """The longest a command waits for an agent."""
 

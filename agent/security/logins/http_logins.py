@@ -36,6 +36,8 @@ _PREFIX: Final = b"tidelog."
 _PURPOSE: Final = b"tokens of the Iceberg catalog"
 _LONGEST_HEADER: Final = 16_384
 _MOST_WAITING: Final = 16
+_LONGEST_RENEWED_S: Final = 86_400
+"""From the login with a password on. A stolen token cannot be renewed for longer."""
 
 
 class TooManyFailures(Exception):
@@ -64,11 +66,12 @@ class HttpLogins:
     async def exchange(self, user: bytes, password: bytes, host: str) -> tuple[str, int]:
         """Returns a token for a user's password, and its life in seconds."""
         proven = await self._guarded(self._by_password(b"\0".join((b"", user, password)), host), host)
-        return await self._token_of(proven)
+        return await self._token_of(proven, int(self._wall_clock()))
 
     async def refresh(self, token: bytes, host: str) -> tuple[str, int]:
         """Returns a new token for one that still counts."""
-        return await self._token_of(await self._guarded(self._by_own_token(token), host))
+        proven = await self._guarded(self._by_own_token(token), host)
+        return await self._token_of(proven, _began_s(token))
 
     async def _guarded(self, login: Coroutine[Any, Any, Proven], host: str) -> Proven:
         if self._waiting[host] >= _MOST_WAITING:
@@ -125,16 +128,19 @@ class HttpLogins:
     async def _key(self) -> bytes:
         return hmac.digest(await self._authentication.known.decoy_key(), _PURPOSE, "sha256")
 
-    async def _token_of(self, proven: Proven) -> tuple[str, int]:
+    async def _token_of(self, proven: Proven, began_s: int) -> tuple[str, int]:
         key = proven.credential
         assert key is not None, "a password or an own token proves a credential"
         change = next((one.change for one in await self._credentials(key.user) if one.key == key), None)
         if change is None:
             raise SaslRefused("the credential was deleted meanwhile", key.user)
-        life_s = self._authentication.settings.http_token_s
-        claims = [key.user, key.mechanism.value, change, int(self._wall_clock()) + life_s]
+        now_s = int(self._wall_clock())
+        ends_s = min(now_s + self._authentication.settings.http_token_s, began_s + _LONGEST_RENEWED_S)
+        if ends_s <= now_s:
+            raise SaslRefused("the login is too old to be renewed", key.user)
+        claims = [key.user, key.mechanism.value, change, ends_s, began_s]
         body = base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b"=")
-        return (_PREFIX + body + b"." + _signature(await self._key(), body)).decode(), life_s
+        return (_PREFIX + body + b"." + _signature(await self._key(), body)).decode(), ends_s - now_s
 
     async def _by_own_token(self, token: bytes) -> Proven:
         body, _, signature = token.removeprefix(_PREFIX).partition(b".")
@@ -144,7 +150,7 @@ class HttpLogins:
             raise CannotCheck(str(error)) from error
         if not hmac.compare_digest(signature, _signature(key, body)):
             raise SaslRefused("the token is not of this cluster")
-        user, mechanism, change, ends_s = json.loads(base64.urlsafe_b64decode(body + b"=" * (-len(body) % 4)))
+        user, mechanism, change, ends_s, _ = _claims(body)
         if self._wall_clock() >= ends_s:
             raise SaslRefused("the token has expired", user)
         for one in await self._credentials(user):
@@ -170,6 +176,16 @@ def basic_parts(proof: bytes, *, form_encoded: bool = False) -> tuple[bytes, byt
             unquote_plus(password.decode("latin-1")).encode(),
         )
     return user, password
+
+
+def _began_s(token: bytes) -> int:
+    """Returns when the user of a verified token logged in with a password."""
+    return int(_claims(token.removeprefix(_PREFIX).partition(b".")[0])[4])
+
+
+def _claims(body: bytes) -> list[Any]:
+    found: list[Any] = json.loads(base64.urlsafe_b64decode(body + b"=" * (-len(body) % 4)))
+    return found
 
 
 def _signature(key: bytes, body: bytes) -> bytes:

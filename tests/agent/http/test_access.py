@@ -254,3 +254,15 @@ async def _allow(database_url: str, operation: Operation, topic: str) -> None:
         await sequencer.acls.add([acl], 1_000)
     finally:
         await sequencer.close()
+
+
+async def test_a_token_is_not_renewed_for_longer_than_a_login_lasts(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant = "urn:ietf:params:oauth:grant-type:token-exchange"
+    form = {"grant_type": grant, "subject_token": await _token(client)}
+    assert (await client.post("/iceberg/v1/oauth/tokens", data=form)).status_code == 200
+
+    monkeypatch.setattr("agent.security.logins.http_logins._LONGEST_RENEWED_S", 0)
+
+    assert (await client.post("/iceberg/v1/oauth/tokens", data=form)).status_code == 401
