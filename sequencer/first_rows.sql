@@ -9,6 +9,7 @@ INSERT INTO security (decoy_key) VALUES (uuid_send(gen_random_uuid()) || uuid_se
 INSERT INTO agents_shown DEFAULT VALUES;
 INSERT INTO topic_changes DEFAULT VALUES;
 INSERT INTO acl_changes DEFAULT VALUES;
+INSERT INTO quota_changes DEFAULT VALUES;
 INSERT INTO producer_ids DEFAULT VALUES;
 INSERT INTO journal DEFAULT VALUES;
 INSERT INTO erasures DEFAULT VALUES;

@@ -14,6 +14,7 @@ from pydantic_core import PydanticUndefined
 
 from agent.groups.settings import GroupSettings
 from agent.read_path.settings import ReadPathSettings
+from agent.quotas.settings import QuotaSettings
 from agent.security.acls.settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
@@ -41,6 +42,7 @@ PARTS: Final[tuple[tuple[str, type[Settings]], ...]] = (
     ("Reads", ReadPathSettings),
     ("Consumer groups", GroupSettings),
     ("Authorization", AuthorizationSettings),
+    ("Client quotas", QuotaSettings),
     ("Logins", SaslSettings),
     ("Agents among themselves", CacheRingSettings),
     ("The object store", StoreSettings),

@@ -65,6 +65,8 @@ class ConnectionState:
     """Its produce requests in flight."""
     groups: list[str] = field(default_factory=list)
     """The first few groups that its requests named."""
+    muted_until_s: float = 0.0
+    """The loop time until which the connection is not read: the client is over a quota."""
     redirected: "dict[tuple[TopicId, Partition], float]" = field(default_factory=dict)
     """When this connection was first redirected for a partition (see agent/kafka/routing/routing.py)."""
     silences_seen: int | None = None
@@ -114,6 +116,7 @@ class RequestContext(Generic[Parts_co]):
     connection: ConnectionState
     settings: AgentSettings
     parts: Parts_co
+    request_bytes: int
     received_at_s: float
     """On the event loop's clock: `asyncio.get_running_loop().time()`."""
     memory: Reservation

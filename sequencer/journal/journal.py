@@ -47,6 +47,7 @@ FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
     "producers": ("producer_ids", "producer_state"),
     "groups": ("groups", "group_members", "group_configs", "committed_offsets", "sinks", "sink_batches"),
     "acls": ("acl_changes", "acls"),
+    "quotas": ("quota_changes", "client_quotas"),
     "history": (
         "history_tables",
         "history_partitions",
@@ -73,6 +74,8 @@ CHECKPOINT_TABLES: Final = (
     "committed_offsets",
     "acl_changes",
     "acls",
+    "quota_changes",
+    "client_quotas",
     "sinks",
     "sink_batches",
     "history_tables",
@@ -113,6 +116,7 @@ NOT_IN_THE_JOURNAL: Final = frozenset(
         "pending_offsets",
         "security",
         "user_credentials",
+        "quota_use",
     }
 )
 """Tables about current work, the bucket's owner, counts, observations, recent changes of topics, how far logs

@@ -41,6 +41,8 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "committed_offsets": ("group_id", "topic_id", "partition"),
     "acl_changes": ("only_row",),
     "acls": ("acl_key",),
+    "quota_changes": ("only_row",),
+    "client_quotas": ("entity",),
     "sinks": ("sink_name",),
     "sink_batches": ("sink_name", "query_id"),
     "history_tables": ("topic_id",),

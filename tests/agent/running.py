@@ -23,6 +23,7 @@ from pydantic import SecretStr
 
 from agent.app import App
 from agent.groups.settings import GroupSettings
+from agent.quotas.settings import QuotaSettings
 from agent.security.acls.settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
@@ -91,6 +92,7 @@ async def running(
     listener_settings: ListenerSettings = DEFAULTS.listeners,
     sasl_settings: SaslSettings = DEFAULTS.sasl,
     authorization: AuthorizationSettings = DEFAULTS.authorization,
+    quotas: QuotaSettings = DEFAULTS.quotas,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     if sasl_settings.mechanisms and listener_settings is DEFAULTS.listeners:
@@ -107,6 +109,7 @@ async def running(
             listeners=listener_settings,
             sasl=sasl_settings,
             authorization=authorization,
+            quotas=quotas,
         )
     )
     stopping = asyncio.Event()

@@ -12,6 +12,7 @@ from typing import Self
 
 from agent.groups.settings import GroupSettings
 from agent.read_path.settings import ReadPathSettings
+from agent.quotas.settings import QuotaSettings
 from agent.security.acls.settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
@@ -46,6 +47,7 @@ class AllSettings(AppSettings):
             listeners=environment.read(ListenerSettings),
             sasl=environment.read(SaslSettings),
             authorization=environment.read(AuthorizationSettings),
+            quotas=environment.read(QuotaSettings),
             housekeeper=environment.read(HousekeeperSettings),
             process=environment.read(ProcessSettings),
         )

@@ -39,9 +39,11 @@ from agent.kafka.apis.produce.produce_bytes import (
 from agent.kafka.authorization import TOPIC as TOPIC_RESOURCE
 from agent.kafka.authorization import TRANSACTIONAL_ID, is_restricted, may, permitted
 from agent.kafka.context import RequestContext
+from agent.kafka.quota_pauses import UsesQuotaPauses, quota_throttle_ms
 from agent.kafka.routing.current_leaders import node_endpoints
 from agent.kafka.transport.vectored import Encoded
-from agent.kafka.uses import UsesMetrics, UsesOverload, UsesTopics, UsesWritePath
+from agent.kafka.uses import UsesOverload, UsesTopics, UsesWritePath
+from agent.quotas.entities import QuotaKind
 from agent.settings import AgentSettings
 from agent.write_path.appended_batches import Appended
 from agent.write_path.outcomes import Unassigned, WriteFailed, WriteFailure
@@ -54,7 +56,7 @@ from storage.identifiers import TopicId
 from storage.segments.segment_batches import TOPIC, TRANSACTION, BatchTransaction
 
 
-class _Uses(UsesChecks, UsesMetrics, UsesOverload, UsesTopics, UsesWritePath, Protocol):
+class _Uses(UsesChecks, UsesOverload, UsesQuotaPauses, UsesTopics, UsesWritePath, Protocol):
     """The parts that this API uses."""
 
 
@@ -118,6 +120,7 @@ async def handle(request: ProduceRequest, context: RequestContext[_Uses]) -> Enc
     else:
         results = _all(request, verdict)
     if request.acks == _NO_ACKS:
+        quota_throttle_ms(QuotaKind.PRODUCE, context.request_bytes, context)
         _count(results, context)
         _hang_up_on_errors(results)
         return None
@@ -130,7 +133,10 @@ def _respond(request: ProduceRequest, results: ProduceResults, context: RequestC
     response = ProduceResponse(
         topics=request.topics,
         results=results,
-        throttle_ms=context.parts.overload.of_produce(),
+        throttle_ms=max(
+            context.parts.overload.of_produce(),
+            quota_throttle_ms(QuotaKind.PRODUCE, context.request_bytes, context),
+        ),
         leaders=node_endpoints(context, leaders),
     )
     body = encode(response, context.api_version)
