@@ -31,6 +31,8 @@ log = logging.getLogger("tidelog")
 _BURST_S: Final = {QuotaKind.MUTATION: 11.0}
 """How much may be saved up, in seconds of the quota. As in Kafka, for mutations."""
 _LONGEST_PAUSE_S: Final = 600.0
+_FLOOR: Final = 0.05
+"""The part of a quota that all agents divide equally at least, so that no client is stuck at one of them."""
 _KEPT_REPORTS: Final = 10
 """A row of use is valid for this many intervals of reports."""
 _Shared = tuple[QuotaKind, str, str]
@@ -214,7 +216,9 @@ class ClientQuotas:
             use = self._uses[shared]
             passed_s = max(now_s - use.reported_s, 1e-3)
             used = use.used / passed_s / (use.limit * _unit(shared[0]))
-            use.wanted = wanted_part(used, has_waited=use.has_waited)
+            # Who still waits uses nothing meanwhile, and wants as much as before.
+            still_waits = use.tokens + (now_s - use.at_s) * _per_s(shared[0], use) < 0
+            use.wanted = wanted_part(used, has_waited=use.has_waited or still_waits)
             use.used, use.has_waited, use.reported_s = 0.0, False, now_s
             wanted[_key(shared)], reported[_key(shared)] = use.wanted, use
         if agents <= 1 or node_id is None:
@@ -228,7 +232,7 @@ class ClientQuotas:
         for key, use in reported.items():
             share = share_of(use.wanted, others.get(key, ()))
             # An agent that gains waits one round, until those that lose have heard of it.
-            use.share, use.next_share = max(1e-6, min(share, use.next_share)), share
+            use.share, use.next_share = max(_FLOOR / agents, min(share, use.next_share)), share
 
 
 def _unit(kind: QuotaKind) -> float:
