@@ -608,7 +608,7 @@ CREATE TABLE client_quotas (
 );
 CREATE INDEX client_quotas_by_version ON client_quotas (version, entity);
 
--- What each agent lets through of each quota in use (agent/quotas/). Rows of one agent are written by it only.
+-- Which part of each quota in use an agent wants (agent/quotas/). Only that agent writes its rows.
 -- Unlogged: after a failover it is empty, agents keep their shares and report again within seconds.
 CREATE UNLOGGED TABLE quota_use (
     quota_key bytea NOT NULL,                      -- a hash of the quota's kind, user, client id and address

@@ -36,7 +36,8 @@ WITH given AS (
     SELECT given.quota_key, %(node_id)s::integer, given.wanted / 1e6,
         clock_timestamp() + make_interval(secs => %(kept_s)s::double precision)
     FROM given, local ORDER BY given.quota_key
-    ON CONFLICT (quota_key, node_id) DO UPDATE SET wanted = excluded.wanted, expires_at = excluded.expires_at
+    ON CONFLICT (quota_key, node_id) DO UPDATE
+    SET wanted = excluded.wanted, expires_at = excluded.expires_at
 )
 SELECT u.quota_key, array_agg(u.wanted) AS wanted FROM quota_use AS u
 WHERE u.quota_key IN (SELECT given.quota_key FROM given) AND u.node_id <> %(node_id)s::integer

@@ -40,7 +40,6 @@ CONCERNS = (
     "merges",
     "observations",
     "producers",
-    "quotas",
     "reservations",
     "retention",
     "sinks",
