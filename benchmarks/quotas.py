@@ -5,6 +5,7 @@ one of them only. The agents run in this process, and the producers in their own
 """
 
 import asyncio
+import sys
 import tempfile
 import threading
 import time
@@ -120,7 +121,7 @@ def main() -> None:
     for entities in (0, 1, 10_000):
         quotas = ClientQuotas(None, _Alone(), QuotaSettings(), time.monotonic)  # type: ignore[arg-type]
         print(f"{entities} quotas: {_cost_us(quotas, entities):.2f} µs per request", flush=True)
-    for agents in (1, 2, 4):
+    for agents in map(int, sys.argv[1:] or (1, 2, 4)):
         with tempfile.TemporaryDirectory() as directory:
             server = EmbeddedPostgres(Path(directory) / "data", EmbeddedPostgresSettings(durable=False))
             try:

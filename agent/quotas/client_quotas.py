@@ -31,7 +31,7 @@ log = logging.getLogger("tidelog")
 _BURST_S: Final = {QuotaKind.MUTATION: 11.0}
 """How much may be saved up, in seconds of the quota. As in Kafka, for mutations."""
 _LONGEST_PAUSE_S: Final = 600.0
-_FLOOR: Final = 0.05
+_FLOOR: Final = 0.25
 """The part of a quota that all agents divide equally at least, so that no client is stuck at one of them."""
 _KEPT_REPORTS: Final = 10
 """A row of use is valid for this many intervals of reports."""
@@ -218,7 +218,8 @@ class ClientQuotas:
             used = use.used / passed_s / (use.limit * _unit(shared[0]))
             # Who still waits uses nothing meanwhile, and wants as much as before.
             still_waits = use.tokens + (now_s - use.at_s) * _per_s(shared[0], use) < 0
-            use.wanted = wanted_part(used, has_waited=use.has_waited or still_waits)
+            is_new = not use.wanted  # what it used so far says little
+            use.wanted = wanted_part(used, has_waited=use.has_waited or still_waits or is_new)
             use.used, use.has_waited, use.reported_s = 0.0, False, now_s
             wanted[_key(shared)], reported[_key(shared)] = use.wanted, use
         if agents <= 1 or node_id is None:
