@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ from agent.kafka.transport.listener import BoundListener, Listener, bound_socket
 from agent.kafka.transport.unauthenticated import Unauthenticated
 from agent.metrics import Metrics
 from agent.notices import GoneRangeNotices, ProducerNotices
+from agent.security.logins.http_logins import HttpLogins
 from agent.security.tls.contexts import KeptContext
 from agent.security.tls.tls import Tls
 from agent.settings import AppSettings
@@ -71,6 +73,7 @@ class _Reached:
     sequencer: Sequencer | None = None
     store: ObjectStore | None = None
     assembly: Assembly | None = None
+    logins: HttpLogins | None = None
     listener: Listener | None = None
 
     def clients(self) -> Iterable[ConnectionState]:
@@ -221,6 +224,8 @@ class App:
         opened.push_async_callback(parts.pages.close)
         opened.push_async_callback(parts.reads.close)
         self._reached.assembly = assembly
+        made = assembly.parts
+        self._reached.logins = HttpLogins(made.authentication, made.authorizer, time.time)
         dispatch = Dispatch(APIS, self._settings)
         forwarding = Forwarding(dispatch, parts.membership, self._settings, self.metrics)
         listener = Listener(
@@ -231,6 +236,8 @@ class App:
                 memory=parts.request_memory,
                 unauthenticated=Unauthenticated(self._app_settings.sasl, self.metrics),
                 metrics=self.metrics,
+                tenants=assembly.tenants,
+                usage=assembly.usage,
                 forwarding=None if self._settings.one_address is None else forwarding,
             ),
             bound,
@@ -252,7 +259,9 @@ class App:
             await _first_of(self._joined(assembly), stopping.wait())
             if not stopping.is_set():
                 tasks.append(group.create_task(parts.acls.run(), name="acls"))
+                tasks.append(group.create_task(assembly.tenants.run(), name="tenants"))
                 await _first_of(parts.acls.loaded.wait(), stopping.wait())
+                await _first_of(assembly.tenants.loaded.wait(), stopping.wait())
             if not stopping.is_set():
                 tasks += [
                     group.create_task(assembly.coordinates.run(), name="coordinates"),
@@ -260,6 +269,7 @@ class App:
                     group.create_task(assembly.watch.run(), name="peer watch"),
                     group.create_task(parts.topics.run(), name="topics"),
                     group.create_task(parts.quotas.run(), name="quotas"),
+                    group.create_task(assembly.usage.run(), name="usage of tenants"),
                     group.create_task(parts.authentication.run(), name="authentication"),
                     group.create_task(parts.write_path.run(), name="write path"),
                     group.create_task(parts.coordinator.run(), name="groups"),
@@ -273,6 +283,7 @@ class App:
                 await self._serve_while_leased(assembly, watch, listener, stopping)
                 forwarding.drain()
                 await self._drain(assembly, listener)
+                await assembly.usage.last_report()
             await parts.membership.leave()
             for task in tasks:
                 task.cancel()
@@ -390,6 +401,7 @@ class App:
             await server.stop()
 
     def _http_server(self, listening: socket.socket) -> "HttpServer":
+        from agent.http.access import HttpAccess
         from agent.http.app import create_http_app  # these import FastAPI (see agent/deferred_imports.py)
         from agent.http.iceberg import file_io_config, router
         from agent.http.parts import HttpParts
@@ -400,7 +412,17 @@ class App:
         file_io = file_io_config(
             settings.store_url, self._app_settings.store, vend_credentials=settings.iceberg_vend_credentials
         )
+        sasl, access = self._app_settings.sasl, None
+        if sasl.http_authentication:
+            access = HttpAccess(
+                logins=lambda: reached.logins,
+                authorizer=lambda: None if reached.assembly is None else reached.assembly.parts.authorizer,
+                has_tls=self._http_context is not None,
+                allows_plaintext=sasl.http_plaintext_logins,
+                open_metrics=sasl.http_open_metrics,
+            )
         parts = HttpParts(
+            access=access,
             sequencer=lambda: reached.sequencer,
             checks=self._health.checks(self.started.is_set, lambda: self._takes_requests),
             cluster=settings.cluster,

@@ -31,7 +31,11 @@ from agent.security.logins.authentication import Authentication
 from agent.settings import AppSettings
 from agent.shared_lookups import SharedLookups
 from agent.telemetry.telemetry import Telemetry
+from agent.tenants.known_tenants import KnownTenants
+from agent.tenants.usage import UsageMeter
 from agent.topic_directory import TopicDirectory
+from agent.topic_keys import TopicKeys
+from agent.transactional_ids import TransactionalIds
 from agent.write_path.write_path import WritePath
 from cache_ring.coordinates.coordinate_push import CoordinatePush, PartitionsRead
 from cache_ring.pages.page_reader import PageReader
@@ -49,6 +53,7 @@ from sequencer.history.history import history_prefix
 from sequencer.topics.topic_config import TopicConfig
 from storage.batches.produced_batches import LoneCheck
 from storage.batches.record_batch import Compression
+from storage.encryption.key_wrapping import key_wrapping
 from storage.identifiers import ObjectKey, TopicId
 from storage.segments.keys import merged_prefix, segments_prefix
 from storage.stores.object_store import ObjectStore
@@ -77,6 +82,8 @@ class Assembly:
     """The parts, and those that only the composition root starts and stops."""
 
     parts: Parts
+    tenants: KnownTenants
+    usage: UsageMeter
     peer_server: PeerServer
     coordinates: KnownCoordinates
     push: CoordinatePush
@@ -150,10 +157,16 @@ def assemble(
     coordinates = KnownCoordinates(sequencer, partitions_read, settings.read_path, peer_server.push)
     topics = TopicDirectory(sequencer.topics, settings.agent, clock)
     sequencer.database.on_change(topics.forget_all)
+    transactional_ids = TransactionalIds(sequencer.transactions, settings.agent)
+    sequencer.database.on_change(transactional_ids.forget_all)
     peers = PeerClient(settings.ring, membership.peer_secrets, tls=peer_tls)
     pages = PageReader(membership, store_pages, peers, settings.ring, partial(_compression_of, topics))
     membership.when_erased(pages.drop_made_before)
-    reads = ReadPath(coordinates, pages, settings.read_path, metrics.topics)
+    checking = Threads("check", settings.agent.validation_threads)
+    topic_keys = TopicKeys(
+        sequencer.topic_keys, key_wrapping(settings.encryption), topics, settings.encryption, checking, clock
+    )
+    reads = ReadPath(coordinates, pages, settings.read_path, metrics.topics, keys=topic_keys)
     write_path = WritePath(
         sequencer=sequencer,
         store=outside.store,
@@ -168,16 +181,23 @@ def assemble(
     sequencer.database.on_change(acls.forget_all)
     quotas = ClientQuotas(sequencer.quota_use, _RingAgents(membership), settings.quotas, clock)
     sequencer.database.on_change(quotas.forget_all)
+    tenants = KnownTenants(sequencer.tenants, settings.tenants, outside.cluster_id)
+    tenants.on_admins = authorizer.take_admins
+    sequencer.database.on_change(tenants.forget_all)
     bounds = SharedLookups(
         sequencer.coordinates.bounds,
         most_keys=settings.agent.shared_lookup_keys,
         most_waiting=settings.agent.shared_lookups_waiting,
     )
-    lookups = (topics.used_share, bounds.used_share, sequencer.database.used_share)
+    lookups = (
+        topics.used_share,
+        transactional_ids.used_share,
+        bounds.used_share,
+        sequencer.database.used_share,
+    )
     coordinator, offset_batches = _build_coordinator(
         sequencer, topics, membership, settings.groups, metrics, authorizer
     )
-    checking = Threads("check", settings.agent.validation_threads)
     request_memory = MemoryBudget(settings.agent.request_memory_bytes)
     authentication = Authentication(sequencer.user_credentials, settings.sasl, metrics, clock)
     sequencer.database.on_change(authentication.known.forget_all)
@@ -189,6 +209,8 @@ def assemble(
         membership=membership,
         authentication=authentication,
         topics=topics,
+        transactional_ids=transactional_ids,
+        topic_keys=topic_keys,
         bounds=bounds,
         mutations=mutation_quotas(settings.agent, clock),
         lookup_pace=LookupPace(settings.agent, clock),
@@ -209,10 +231,14 @@ def assemble(
         metrics=metrics,
         lone_check=LoneCheck(),
         checking=checking,
-        times=TimeLookup(sequencer.coordinates, pages, checking, settings.read_path, settings.agent),
+        times=TimeLookup(
+            sequencer.coordinates, pages, checking, settings.read_path, settings.agent, topic_keys
+        ),
     )
     return Assembly(
         parts=parts,
+        tenants=tenants,
+        usage=UsageMeter(sequencer.tenants, settings.tenants),
         peer_server=peer_server,
         coordinates=coordinates,
         push=CoordinatePush(membership, settings.ring, partitions_read, coordinates.heard),

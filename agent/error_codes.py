@@ -28,6 +28,7 @@ from sequencer.commits.commits import (
 )
 from sequencer.commits.transactions import OffsetVerdict, TransactionRefusal
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.tenants.tenant_limits import TenantLimitReached
 from sequencer.topics.topic_config import InvalidConfig
 from sequencer.topics.topics import InvalidPartitionCount, InvalidTopicName, TopicExists, UnknownTopic
 from storage.batches.batch_validation import BatchFault, InvalidRecord
@@ -106,6 +107,7 @@ _READ_FAILURES = {
     ReadFailure.UNKNOWN_PARTITION: ErrorCode.unknown_topic_or_partition,
     ReadFailure.UNAVAILABLE: ErrorCode.kafka_storage_error,
     ReadFailure.DATA_MISSING: ErrorCode.kafka_storage_error,
+    ReadFailure.DAMAGED: ErrorCode.corrupt_message,
     ReadFailure.UNKNOWN_LEADER_EPOCH: ErrorCode.unknown_leader_epoch,
     ReadFailure.FENCED_LEADER_EPOCH: ErrorCode.fenced_leader_epoch,
     ReadFailure.MOVED: ErrorCode.not_leader_or_follower,
@@ -159,6 +161,7 @@ ADMINISTRATION_ERRORS: tuple[type[Exception], ...] = (
     InvalidConfig,
     InvalidTopicName,
     InvalidPartitionCount,
+    TenantLimitReached,
     SequencerUnavailable,
     CommitOutcomeUnknown,
 )
@@ -178,6 +181,7 @@ _ADMINISTRATION: dict[type[Exception], ErrorCode] = {
     InvalidConfig: ErrorCode.invalid_config,
     InvalidTopicName: ErrorCode.invalid_topic_exception,
     InvalidPartitionCount: ErrorCode.invalid_partitions,
+    TenantLimitReached: ErrorCode.policy_violation,
     SequencerUnavailable: ErrorCode.request_timed_out,
     CommitOutcomeUnknown: ErrorCode.request_timed_out,
 }

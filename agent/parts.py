@@ -21,6 +21,8 @@ from agent.settings import AgentSettings
 from agent.shared_lookups import SharedLookups
 from agent.telemetry.telemetry import Telemetry
 from agent.topic_directory import TopicDirectory
+from agent.topic_keys import TopicKeys
+from agent.transactional_ids import TransactionalIds
 from agent.write_path.write_path import WritePath
 from cache_ring.pages.page_reader import PageReader
 from cache_ring.ring.membership import Membership
@@ -40,6 +42,8 @@ class Parts:
     membership: Membership
     authentication: Authentication
     topics: TopicDirectory
+    transactional_ids: TransactionalIds
+    topic_keys: TopicKeys
     bounds: SharedLookups[PartitionKey, PartitionBounds]
     mutations: TokenBuckets
     """What each client may create and delete (agent/kafka/configs/mutation_quota.py)."""

@@ -15,8 +15,10 @@ from agent.read_path.settings import ReadPathSettings
 from agent.security.acls.settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
+from agent.tenants.settings import TenantSettings
 from cache_ring.settings import CacheRingSettings
 from sequencer.settings import SequencerSettings
+from storage.encryption.settings import EncryptionSettings
 from storage.settings import Settings
 from storage.stores.object_store import StoreSettings
 
@@ -370,3 +372,5 @@ class AppSettings:
     authorization: AuthorizationSettings
     quotas: QuotaSettings
     listeners: ListenerSettings
+    encryption: EncryptionSettings
+    tenants: TenantSettings

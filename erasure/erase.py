@@ -23,6 +23,7 @@ from sequencer.client import Sequencer
 from sequencer.cluster.ownership import OwnershipLost, OwnershipUnconfirmed
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.housekeeping.garbage import BEFORE_ALL
+from sequencer.topics.known_configs import ENCRYPTION
 from sequencer.topics.topics import Topic, UnknownTopic
 from spark_compaction.open_log import open_log
 from storage.arrow.erased_batches import ErasedKeys
@@ -45,7 +46,7 @@ def erase_records(
 ) -> ErasureReport:
     """Erases the records of these keys from a topic. Do not call it from a coroutine.
 
-    Raises ErasureFailed, UnknownTopic, and what compaction raises.
+    Raises ErasureFailed, UnknownTopic, ValueError for an encrypted topic, and what compaction raises.
     """
     return asyncio.run(_erase_records(settings, topic_name, keys, on_progress))
 
@@ -59,6 +60,8 @@ async def _erase_records(
             topics = await sequencer.topics.by_name([topic_name])
             if topic_name not in topics:
                 raise UnknownTopic(f"There is no topic '{topic_name}'.")
+            if ENCRYPTION in topics[topic_name].config:
+                raise ValueError(f"The records of '{topic_name}' are encrypted: only agents have its keys.")
             return await Erasure(sequencer, store, settings, topics[topic_name], keys, on_progress).run()
         finally:
             await store.close()

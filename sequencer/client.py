@@ -33,6 +33,8 @@ from sequencer.security.acls import AclChanges, Acls
 from sequencer.security.credentials import UserCredentials
 from sequencer.security.quotas import ClientQuotas, QuotaUse
 from sequencer.settings import SequencerSettings
+from sequencer.tenants.tenants import Tenants
+from sequencer.topics.topic_keys import TopicKeyRows
 from sequencer.topics.topics import Administration, Topics
 
 __all__ = ["Sequencer", "SequencerSettings"]
@@ -46,6 +48,7 @@ class Sequencer:
     def __init__(self, database: Database) -> None:
         self.database = database
         self.topics = Topics(database)
+        self.topic_keys = TopicKeyRows(database)
         self.coordinates = Coordinates(database)
         self.producers = Producers(database)
         self.transactions = Transactions(database)
@@ -60,6 +63,7 @@ class Sequencer:
         leases = database.on(Lane.LEASES)
         self.acl_changes = AclChanges(leases)
         self.quota_use = QuotaUse(leases)
+        self.tenants = Tenants(leases)
         self.agents = Agents(leases)
         self.reservations = Reservations(leases)
         self.commits = Commits(leases)

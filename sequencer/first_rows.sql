@@ -8,6 +8,7 @@ VALUES (ARRAY[uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())]);
 INSERT INTO security (decoy_key) VALUES (uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()));
 INSERT INTO agents_shown DEFAULT VALUES;
 INSERT INTO topic_changes DEFAULT VALUES;
+INSERT INTO tenant_changes DEFAULT VALUES;
 INSERT INTO acl_changes DEFAULT VALUES;
 INSERT INTO quota_changes DEFAULT VALUES;
 INSERT INTO producer_ids DEFAULT VALUES;

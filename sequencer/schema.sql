@@ -6,8 +6,8 @@
 -- Rules for all tables:
 -- - No foreign keys between tables that commits write: their KEY SHARE locks deadlock with the commit's.
 -- - Rows that change often are updated in place: fillfactor, and no index on a column that changes.
--- - Row locks are taken in one order: topics (with topic_changes and history_tables), sinks, transactions
---   by producer id, groups, segments by id, partitions by primary key, runs, producer_state,
+-- - Row locks are taken in one order: tenants, topics (with topic_changes and history_tables), sinks,
+--   transactions by producer id, groups, segments by id, partitions by primary key, runs, producer_state,
 --   transaction_partitions.
 -- - A transaction that inserts, deletes or replaces runs, or moves log_start_offset, locks the partition's
 --   row.
@@ -128,6 +128,45 @@ CREATE TABLE history_lag (
     raw_bytes bigint NOT NULL                      -- their bytes in the log, an estimate
 ) WITH (fillfactor = 50);
 
+-- --- tenants (docs/tenants.md)
+
+-- How often tenants were made, changed or deleted. Agents that see another number read them again. The row is
+-- locked by each change, before rows of tenants.
+CREATE TABLE tenant_changes (
+    only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    changes bigint NOT NULL DEFAULT 0
+) WITH (fillfactor = 50);
+
+-- What belongs to a tenant is named `<tenant>~<name>` in all tables (tenants/tenant_names.py). Who creates a
+-- topic of a tenant, or adds partitions, locks its row, before topics.
+CREATE TABLE tenants (
+    name text COLLATE "C" PRIMARY KEY,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    admins text[] NOT NULL DEFAULT '{}',           -- users of the tenant that may do everything in it
+    limits jsonb NOT NULL DEFAULT '{}',            -- those that are set
+    deleted_at timestamptz,                        -- the row stays: the commit journal sees rows that change,
+                                                   -- not rows that go
+    measured_at timestamptz NOT NULL DEFAULT 'epoch' -- when its stored bytes were last added up
+);
+
+-- The bill: what a tenant used on a day (UTC).
+CREATE TABLE tenant_usage (
+    day date,
+    tenant text COLLATE "C",
+    bytes_in bigint NOT NULL DEFAULT 0,            -- of its requests
+    bytes_out bigint NOT NULL DEFAULT 0,           -- of the answers
+    requests bigint NOT NULL DEFAULT 0,
+    bytes_stored bigint,                           -- as last measured on that day; null: not measured
+    PRIMARY KEY (day, tenant)
+) WITH (fillfactor = 70);
+
+-- The number of the last report that each agent's process added to the bill. A repeated report adds nothing.
+CREATE TABLE tenant_reports (
+    reporter uuid PRIMARY KEY,
+    number bigint NOT NULL,
+    reported_at timestamptz NOT NULL
+) WITH (fillfactor = 50);
+
 -- --- topics
 
 CREATE TABLE topics (
@@ -145,6 +184,17 @@ CREATE INDEX topics_by_any_case ON topics (lower(name)) WHERE deleted_at IS NULL
 CREATE INDEX topics_deleted ON topics (deleted_at) WHERE deleted_at IS NOT NULL;
 CREATE INDEX topics_compacted ON topics (topic_id)
     WHERE strpos(config ->> 'cleanup.policy', 'compact') > 0 AND deleted_at IS NULL;
+
+-- The keys that encrypt topics' records, themselves encrypted (sequencer/topics/topic_keys.py). The commit
+-- journal has no copy, so that a deleted row is gone from everywhere but backups of Postgres.
+CREATE TABLE topic_keys (
+    topic_id uuid NOT NULL,
+    version integer NOT NULL CHECK (version > 0),  -- the highest encrypts, all decrypt
+    wrapped_by text NOT NULL,                      -- the name of the key that encrypted this one
+    wrapped bytea NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (topic_id, version)
+);
 
 -- How often topics were made, changed or deleted (functions/count_topic_change.sql). An agent that sees
 -- another number than before looks up what changed.

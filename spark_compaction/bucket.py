@@ -21,7 +21,7 @@ from minio.error import InvalidResponseError, MinioException, S3Error
 from storage.identifiers import ObjectKey
 from storage.segments.keys import inline_bytes
 from storage.stores.local_store import LocalStore
-from storage.stores.minio_client import endpoint_of, minio_client
+from storage.stores.minio_client import ServerSideEncryption, endpoint_of, minio_client
 from storage.stores.object_store import ObjectNotFound, StoreSettings, StoreUnavailable, StoreUrl
 
 _SINGLE_PUT_BYTES = 512 << 20
@@ -44,6 +44,8 @@ class BucketAddress:
     retry_base_s: float
     ca_file: str | None = None
     """On the executors' disks."""
+    sse_headers: tuple[tuple[str, str], ...] = ()
+    """By which each upload asks for server-side encryption."""
 
     @classmethod
     def of(cls, store_url: str, settings: StoreSettings) -> "BucketAddress":
@@ -64,6 +66,7 @@ class BucketAddress:
             attempts=settings.s3_attempts,
             retry_base_s=settings.s3_retry_base_s,
             ca_file=settings.s3_ca_file,
+            sse_headers=tuple(settings.sse_headers.items()),
         )
 
     def location(self, key: str) -> str:
@@ -127,6 +130,7 @@ class S3Bucket:
         )
         self._bucket = address.url.bucket
         self._prefix = f"{address.url.prefix}/" if address.url.prefix else ""
+        self._sse = ServerSideEncryption(dict(address.sse_headers)) if address.sse_headers else None
         self._where = f"s3://{self._bucket} at {endpoint_of(address.url)}"
 
     def get(self, key: ObjectKey, start: int = 0, end: int | None = None) -> bytes:
@@ -157,6 +161,7 @@ class S3Bucket:
                 data=body,
                 length=len(data),
                 part_size=_SINGLE_PUT_BYTES,
+                sse=self._sse,
             )
 
     def size(self, key: ObjectKey) -> int:

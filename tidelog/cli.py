@@ -64,6 +64,8 @@ class Commands(LazyGroup):
             ("topics", "List, create, describe, alter and delete topics, and set their configs."),
             ("groups", "List and describe consumer groups, set their offsets, delete them."),
             ("users", "Add, list and remove users, and change their passwords."),
+            ("keys", "The keys of encrypted topics: list, rotate, encrypt them with another key."),
+            ("tenants", "Make, list and delete tenants, limit them, and show their bill."),
             ("clients", "Who is connected, with which library and version."),
             ("produce", "Produce lines from standard input."),
             ("consume", "Print the records of a topic."),

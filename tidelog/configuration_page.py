@@ -13,12 +13,13 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from agent.groups.settings import GroupSettings
-from agent.read_path.settings import ReadPathSettings
 from agent.quotas.settings import QuotaSettings
+from agent.read_path.settings import ReadPathSettings
 from agent.security.acls.settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
 from agent.settings import AgentSettings
+from agent.tenants.settings import TenantSettings
 from cache_ring.settings import CacheRingSettings
 from compactor.doctor import DoctorSettings
 from compactor.settings import HousekeeperSettings
@@ -27,6 +28,7 @@ from recovery.settings import RecoverySettings
 from sequencer.settings import MigrationSettings, SequencerSettings
 from spark_compaction.settings import CompactionSettings
 from spark_source.settings import SourceSettings
+from storage.encryption.settings import EncryptionSettings
 from storage.settings import Settings, described
 from storage.stores.object_store import StoreSettings
 from tidelog.backup.settings import BackupSettings
@@ -44,8 +46,10 @@ PARTS: Final[tuple[tuple[str, type[Settings]], ...]] = (
     ("Authorization", AuthorizationSettings),
     ("Client quotas", QuotaSettings),
     ("Logins", SaslSettings),
+    ("Tenants", TenantSettings),
     ("Agents among themselves", CacheRingSettings),
     ("The object store", StoreSettings),
+    ("Encryption of topics", EncryptionSettings),
     ("Postgres", SequencerSettings),
     ("Migrations", MigrationSettings),
     ("Housekeeping", HousekeeperSettings),

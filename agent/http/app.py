@@ -12,8 +12,11 @@ from typing import Any
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from agent.http.access import Access
+from agent.http.catalog_tokens import token_router
 from agent.http.cluster_api import ClientsApi, ClusterApi
 from agent.http.coordinates_api import CoordinatesApi
 from agent.http.errors import install_error_handlers, problem
@@ -101,13 +104,20 @@ def create_http_app(parts: HttpParts) -> FastAPI:
             await parts.before_metrics()
         return Response(generate_latest(parts.registry), media_type=CONTENT_TYPE_LATEST)
 
-    for router in (
+    own = [route for route in app.routes if isinstance(route, Route)]
+    routers = (
         TopicsApi(parts).router(),
         CoordinatesApi(parts).router(),
         SinksApi(parts).router(),
         ClusterApi(parts).router(),
         ClientsApi(parts).router(),
+        *(() if parts.access is None else (token_router(parts.access.logins),)),
         *parts.routers,
-    ):
+    )
+    for router in routers:
         app.include_router(router)
+    app.state.routes = [*own, *(route for router in routers for route in router.routes)]
+    if parts.access is not None:
+        # Added last, so it comes first: a stranger's body is not even counted.
+        app.add_middleware(Access, access=parts.access, routes=app.state.routes)
     return app

@@ -8,7 +8,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from agent.http.access import AccessDenied, refused
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.tenants.tenant_limits import TenantLimitReached
 from sequencer.topics.topic_config import InvalidConfig
 from sequencer.topics.topics import InvalidPartitionCount, InvalidTopicName, TopicExists, UnknownTopic
 
@@ -18,6 +20,7 @@ _DOMAIN: dict[type[Exception], tuple[int, str]] = {
     InvalidTopicName: (400, "invalid_topic_name"),
     InvalidPartitionCount: (400, "invalid_partition_count"),
     InvalidConfig: (400, "invalid_config"),
+    TenantLimitReached: (409, "tenant_limit_reached"),
     SequencerUnavailable: (503, "sequencer_unavailable"),
     CommitOutcomeUnknown: (503, "outcome_unknown"),
 }
@@ -31,6 +34,7 @@ def install_error_handlers(app: FastAPI) -> None:
     """Maps the domain's errors, and the framework's own, to that form."""
     for kind, (status, word) in _DOMAIN.items():
         app.add_exception_handler(kind, _handler(status, word))
+    app.add_exception_handler(AccessDenied, _denied)
     app.add_exception_handler(InvalidRequest, _handler(400, "invalid_request"))
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -46,6 +50,10 @@ def _handler(status: int, word: str) -> Callable[[Request, Exception], Awaitable
         return problem(status, word, str(error) or word.replace("_", " "))
 
     return handle
+
+
+async def _denied(request: Request, error: Exception) -> JSONResponse:
+    return refused(request.url.path, 403, str(error))
 
 
 async def _http_exception(request: Request, error: Exception) -> JSONResponse:

@@ -20,10 +20,12 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
 
+from agent.http.access import is_allowed, require
 from sequencer.client import Sequencer
 from sequencer.database.database import SequencerUnavailable
 from sequencer.history.history import TABLES_PER_PAGE
 from sequencer.history.history_values import HistoryTable
+from sequencer.security.acl import Operation, ResourceType
 from storage.stores.object_store import ObjectNotFound, ObjectStore, StoreSettings, StoreUnavailable, StoreUrl
 
 NAMESPACE = "topics"
@@ -52,6 +54,10 @@ def file_io_config(store_url: str, settings: StoreSettings, *, vend_credentials:
     }
     if url.endpoint is not None:
         config |= {"s3.endpoint": url.endpoint, "s3.path-style-access": "true"}
+    if settings.s3_sse:
+        config["s3.sse.type"] = "kms" if settings.s3_sse == "aws:kms" else "s3"
+        if settings.s3_sse_kms_key_id is not None:
+            config["s3.sse.key"] = settings.s3_sse_kms_key_id
     if vend_credentials and settings.s3_access_key and settings.s3_secret_key:
         config |= {
             "s3.access-key-id": settings.s3_access_key,
@@ -126,11 +132,11 @@ class _Catalog:
             return _away("the database")
         size = min(page_size, TABLES_PER_PAGE) if page_token is not None else TABLES_PER_PAGE
         found: list[HistoryTable] = []
-        after, is_last = page_token or "", False
+        after, is_last = (page_token or "").replace("\0", ""), False
         try:
             while not is_last and (page_token is None or not found):
                 page = await sequencer.history.tables(after, size)
-                found += page
+                found += [table for table in page if _may_describe(table)]
                 is_last = len(page) < size
                 after = page[-1].topic_name if page else after
         except SequencerUnavailable as error:
@@ -200,19 +206,25 @@ class _Catalog:
         if sequencer is None:
             return _away("the database")
         try:
-            found = await sequencer.history.table(table)
+            # No text of Postgres holds a NUL, so no table has such a name.
+            found = None if "\0" in table else await sequencer.history.table(table)
         except SequencerUnavailable as error:
             return _away(str(error))
-        if found is None:
+        if found is None or not _may_describe(found):
             return _error(
                 404,
                 "NoSuchTableException",
                 f"Table does not exist: {namespace}.{table}: there is no such topic",
             )
+        require(Operation.READ, ResourceType.TOPIC, found.topic_name)
         if found.metadata_key is None:
             hint = f"the topic has no history yet; run `tidelog compact {table}`"
             return _error(404, "NoSuchTableException", f"Table does not exist: {namespace}.{table}: {hint}")
         return found
+
+
+def _may_describe(table: HistoryTable) -> bool:
+    return is_allowed(Operation.DESCRIBE, ResourceType.TOPIC, table.topic_name)
 
 
 def _with_referenced_snapshots(metadata: dict[str, Any]) -> dict[str, Any]:

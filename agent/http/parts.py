@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from fastapi import APIRouter
 from prometheus_client import REGISTRY, CollectorRegistry
 
+from agent.http.access import HttpAccess
 from agent.http.readiness import Check
 from agent.kafka.context import ConnectionState
 from sequencer.client import Sequencer
@@ -20,7 +21,8 @@ class HttpParts:
     `checks` make `/ready`, and their reasons come in this order. `routers` are mounted as they are (the
     Iceberg catalog). `before_metrics` runs before `/metrics` is answered. `node_id` is None until the agent
     has joined. `clients` are the connections of Kafka clients, in the order of their ids. `committed` is
-    called with runs that were committed, for those who read them.
+    called with runs that were committed, for those who read them. `access` is None if anybody
+    may use all of it.
     """
 
     sequencer: Callable[[], Sequencer | None]
@@ -30,6 +32,7 @@ class HttpParts:
     node_id: Callable[[], int | None]
     clients: Callable[[], Iterable[ConnectionState]] = tuple
     committed: Callable[[Sequence[RunCoordinate]], None] | None = None
+    access: HttpAccess | None = None
     default_partitions: int = 1
     max_partitions_per_topic: int = 10_000
     routers: tuple[APIRouter, ...] = ()

@@ -15,6 +15,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from agent.http.access import require
 from agent.http.errors import InvalidRequest, problem
 from agent.http.parts import HttpParts
 from sequencer.client import Sequencer
@@ -28,6 +29,7 @@ from sequencer.commits.sinks import (
 )
 from sequencer.commits.transactions import ProducerOfTransactions
 from sequencer.database.database import SequencerUnavailable
+from sequencer.security.acl import Operation, ResourceType
 from storage.identifiers import ProducerId
 
 _TASK: Final = re.compile(r"[0-9]+-[0-9]+")
@@ -120,7 +122,10 @@ class SinksApi:
 
 
 def _batch_of(asked: Batch) -> SinkBatch:
-    """Raises InvalidRequest."""
+    """Raises InvalidRequest, AccessDenied."""
+    # The prefix, too: what else is open under it is aborted.
+    for transactional_id in (asked.id_prefix, *(each.transactional_id for each in asked.transactions)):
+        require(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
     if (asked.query_id is None) != (asked.batch_id is None):
         raise InvalidRequest("query_id and batch_id: give both or neither.")
     prefix = asked.id_prefix

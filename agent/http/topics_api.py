@@ -8,10 +8,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
+from agent.http.access import is_allowed, require
 from agent.http.errors import InvalidRequest
 from agent.http.parts import HttpParts
+from agent.slices import Slices
 from sequencer.client import Sequencer
 from sequencer.database.database import SequencerUnavailable
+from sequencer.security.acl import CLUSTER_NAME, Operation, ResourceType
 from sequencer.topics.topic_config import KNOWN_CONFIGS, validate_config
 from sequencer.topics.topics import Topic, UnknownTopic
 from storage.identifiers import Partition
@@ -59,10 +62,11 @@ class TopicsApi:
         self, after: str = "", limit: Annotated[int, Query(ge=1, le=_MAX_PAGE)] = _MAX_PAGE
     ) -> dict[str, Any]:
         """Returns one page, by name. Pass `next` as `after` for the next page; null at the end."""
-        found = sorted(
-            (topic for topic in await self._sequencer().topics.list() if topic.name > after),
-            key=lambda topic: topic.name,
-        )
+        found, slices = [], Slices()
+        for topic in sorted(await self._sequencer().topics.list(), key=lambda topic: topic.name):
+            if topic.name > after and is_allowed(Operation.DESCRIBE, ResourceType.TOPIC, topic.name):
+                found.append(topic)
+            await slices.look()
         page = found[:limit]
         return {
             "topics": [_as_json(topic) for topic in page],
@@ -71,6 +75,8 @@ class TopicsApi:
 
     async def create(self, asked: NewTopic) -> dict[str, Any]:
         """Returns 201 with the topic, or 409 if the name is taken."""
+        if not is_allowed(Operation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME):
+            require(Operation.CREATE, ResourceType.TOPIC, asked.name)
         count = self._partition_count(asked.partitions or self._parts.default_partitions)
         return _as_json(await self._sequencer().topics.create(asked.name, count, asked.config))
 
@@ -86,7 +92,7 @@ class TopicsApi:
         )
         return {
             **_as_json(topic),
-            "configs": _configs(topic),
+            "configs": _configs(topic) if _shows_configs(topic) else [],
             "offsets": [
                 {
                     "partition": partition,
@@ -102,6 +108,10 @@ class TopicsApi:
 
     async def alter(self, name: str, change: TopicChange) -> dict[str, Any]:
         """Returns the topic as it is afterwards. Partitions can only be added."""
+        if change.partitions is not None:
+            require(Operation.ALTER, ResourceType.TOPIC, name)
+        if change.set or change.remove:
+            require(Operation.ALTER_CONFIGS, ResourceType.TOPIC, name)
         for key, value in change.set.items():
             validate_config(key, value)  # before partitions are added: a refusal then changes nothing
         topic = await self._find(name)
@@ -143,9 +153,13 @@ def _as_json(topic: Topic) -> dict[str, Any]:
         "name": topic.name,
         "topic_id": str(topic.topic_id),
         "partitions": topic.partition_count,
-        "config": dict(topic.config),
+        "config": dict(topic.config) if _shows_configs(topic) else {},
         "created_at": topic.created_at.isoformat(),
     }
+
+
+def _shows_configs(topic: Topic) -> bool:
+    return is_allowed(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, topic.name)
 
 
 def _configs(topic: Topic) -> list[dict[str, Any]]:

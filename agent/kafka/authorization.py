@@ -13,6 +13,7 @@ from agent.kafka.context import RequestContext
 from agent.kafka.served import APIS
 from agent.slices import Slices
 from sequencer.security.acl import CLUSTER_NAME, Operation, ResourceType
+from sequencer.tenants.tenant_names import tenant_of
 from sequencer.topics.topics import Topic
 
 TOPIC: Final = ResourceType.TOPIC
@@ -74,11 +75,11 @@ def permitted(
 
 async def visible_topics(topics: Sequence[Topic], context: RequestContext[Any]) -> Sequence[Topic]:
     """Returns those that the client may describe, for a listing: what is left out is not a refusal. Other
-    clients are served meanwhile.
+    clients are served meanwhile. A client of no tenant is not listed the topics of tenants.
     """
     rights = context.connection.rights
     if rights.is_unrestricted:
-        return topics
+        return [topic for topic in topics if tenant_of(topic.name) is None]
     found, slices = [], Slices()
     for topic in topics:
         if rights.allows(Operation.DESCRIBE, TOPIC, topic.name):

@@ -13,7 +13,10 @@ from agent.security.listeners import KafkaListener
 from agent.security.principal import ANONYMOUS, Principal
 from agent.security.sasl.session import SaslSession
 from agent.settings import AgentSettings
+from agent.tenants.server_names import ServerName
+from agent.tenants.tenant import Tenant
 from agent.write_path.producer_window import ProducerWindow
+from sequencer.tenants.tenant_names import tenant_of
 
 if TYPE_CHECKING:
     from agent.read_path.watch import Watch
@@ -40,6 +43,8 @@ class ConnectionState:
     """Who the client is. Set once it has authenticated."""
     listener: KafkaListener = _PLAIN
     """The listener that the client came to."""
+    server_name: ServerName | None = None
+    """The name by which a TLS client asked for this server, if it is a tenant's."""
     sasl: SaslSession | None = None
     """How it proves that. None: its listener does not ask."""
     authorizer: Authorizer | None = None
@@ -77,6 +82,16 @@ class ConnectionState:
     """
 
     _rights: Rights | None = None
+    _tenant_name: str | None = None
+    _named: Principal | None = None
+    """The principal whose tenant that is."""
+
+    @property
+    def tenant_name(self) -> str | None:
+        """The tenant that the client belongs to: its principal's name says so."""
+        if self._named is not self.principal:
+            self._named, self._tenant_name = self.principal, tenant_of(self.principal.name)
+        return self._tenant_name
 
     @property
     def rights(self) -> Rights:
@@ -125,6 +140,18 @@ class RequestContext(Generic[Parts_co]):
     """Set for APIs that are pipelined or parked (see `Order` in agent/kafka/api.py)."""
     watch: "Watch | None"
     """Set for long polls. The connection ends their wait through it."""
+    tenant: Tenant | None = None
+    """The client's tenant. Requests have its names, as the cluster knows them, when they reach a handler."""
+
+    def known_as(self, name: str) -> str:
+        """Returns the cluster's name for what the client names: inside a group, topics have the names of its
+        clients.
+        """
+        return name if self.tenant is None else self.tenant.qualified(name)
+
+    def seen_by_client(self, name: str) -> str:
+        """Returns the name of a topic, a group or a transactional id, as the client knows it."""
+        return name if self.tenant is None else self.tenant.local(name)
 
     def deadline_s(self, wait_s: float, longest_s: float) -> float:
         """Returns the loop time at which the response is due for a request that may wait `wait_s`, limited to

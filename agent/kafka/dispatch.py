@@ -27,7 +27,7 @@ from kio.serial.readers import Reader
 from kio.serial.writers import Writer, write_unsigned_varint
 from kio.static.primitive import i32Timedelta, uvarint
 
-from agent.kafka.api import API_VERSIONS_KEY, Api, Order
+from agent.kafka.api import API_VERSIONS_KEY, Api, Handler, Order
 from agent.kafka.context import RequestContext
 from agent.kafka.older_requests import complete
 from agent.kafka.transport.request_shape import check_shape
@@ -36,6 +36,8 @@ from agent.kafka.uses import UsesOverload
 from agent.security.sasl.session import SASL_AUTHENTICATE
 from agent.settings import AgentSettings
 from agent.slices import Slices
+from agent.tenants.api_names import API_NAMES
+from agent.tenants.translation import inward, outward
 
 _FEW: Final = 200
 """Entries that are written in one go."""
@@ -310,7 +312,7 @@ class Dispatch:
 
     async def answer(self, request: Request, context: RequestContext[UsesOverload]) -> list[Chunk] | None:
         """Returns the response's buffers, or None if the request wants no response."""
-        response = await request.api.code.handle(request.payload, context)
+        response = await self.respond(request, context)
         if response is None:
             return None
         if request.version == RAW_VERSION:
@@ -326,6 +328,27 @@ class Dispatch:
         buffer.write(_response_header(request, codec))
         await write_in_slices(buffer, response_class, response)
         return buffer.buffers()
+
+    async def respond(self, request: Request, context: RequestContext[Any]) -> object | None:
+        """Returns the handler's response. A tenant's client says and sees its own names. None: the request
+        wants no response.
+        """
+        handle: Handler = request.api.code.handle
+        tenant = context.tenant
+        response: object | None
+        names = None if tenant is None else API_NAMES[request.api.key]
+        if tenant is None or names is None or request.version == RAW_VERSION or request.payload is None:
+            response = await handle(request.payload, context)
+            return response
+        key, version, payload = request.api.key, request.version, request.payload
+        if request.api.code.decode is None:  # otherwise the handler translates what it has decoded itself
+            payload = inward(key, version, names, payload, tenant)
+        response = await handle(payload, context)
+        if response is None or names.writes_itself:
+            return response
+        assert not isinstance(response, Encoded), "the bytes may have names that the tenant must not see"
+        response = await outward(key, version, names, response, tenant)
+        return response
 
     def encode(self, request: Request, response: object) -> list[Chunk]:
         codec = _codec(request.api.key, request.version)

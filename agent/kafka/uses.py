@@ -22,6 +22,8 @@ from agent.security.logins.authentication import Authentication
 from agent.shared_lookups import SharedLookups
 from agent.telemetry.telemetry import Telemetry
 from agent.topic_directory import TopicDirectory
+from agent.topic_keys import TopicKeys
+from agent.transactional_ids import TransactionalIds
 from agent.write_path.write_path import WritePath
 from cache_ring.ring.membership import Membership
 from sequencer.client import Sequencer
@@ -53,6 +55,11 @@ class UsesAuthentication(Protocol):
 class UsesTopics(Protocol):
     @property
     def topics(self) -> TopicDirectory: ...
+
+
+class UsesTransactionalIds(Protocol):
+    @property
+    def transactional_ids(self) -> TransactionalIds: ...
 
 
 class UsesBounds(Protocol):
@@ -138,6 +145,11 @@ class UsesLoneCheck(Protocol):
 class UsesChecking(Protocol):
     @property
     def checking(self) -> Threads: ...
+
+
+class UsesTopicKeys(Protocol):
+    @property
+    def topic_keys(self) -> TopicKeys: ...
 
 
 class UsesTimes(Protocol):

@@ -34,6 +34,8 @@ class ReadFailure(Enum):
     """The sequencer or the store cannot be reached."""
     DATA_MISSING = auto()
     """The store lacks an object that the sequencer names. This is an alarm."""
+    DAMAGED = auto()
+    """A sealed batch is not what was sealed for this partition."""
     UNKNOWN_LEADER_EPOCH = auto()
     FENCED_LEADER_EPOCH = auto()
     MOVED = auto()

@@ -39,13 +39,16 @@ from agent.read_path.read_decisions import (
     select_runs,
 )
 from agent.read_path.settings import ReadPathSettings
-from agent.read_path.slice_batches import take_committed
+from agent.read_path.slice_batches import Outgoing, take_committed
 from agent.read_path.watch import Watch
+from agent.topic_keys import TopicKeys
 from agent.topic_traffic import TopicTraffic
 from cache_ring.pages.byte_budget import ByteBudget
 from cache_ring.pages.page_reader import PageReader
 from sequencer.commits.coordinates import PartitionKey, RunCoordinate
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
+from storage.encryption.key_wrapping import KeyUnavailable
+from storage.encryption.sealed_batches import SealBroken
 from storage.identifiers import ObjectKey
 
 log = logging.getLogger("tidelog")
@@ -123,7 +126,9 @@ class ReadPath:
         settings: ReadPathSettings,
         topics: TopicTraffic,
         clock: Callable[[], float] = time.monotonic,
+        keys: TopicKeys | None = None,
     ) -> None:
+        self._keys = keys
         self._coordinates = coordinates
         self._pages = pages
         self._settings = settings
@@ -449,6 +454,11 @@ class ReadPath:
                     known.aborted or () if fetch.plan.read_committed else (),
                     first_whatever_its_size=not answer.size_bytes,
                 )
+                if outgoing.chunks and self._keys and self._keys.may_be_sealed(partition.topic_id):
+                    failure = await self._open(self._keys, partition, outgoing)
+                    if failure is not None:
+                        results.append(failed(partition, failure))
+                        continue
                 room_bytes -= outgoing.size_bytes
                 answer.size_bytes += outgoing.size_bytes
                 if outgoing.size_bytes:
@@ -458,6 +468,30 @@ class ReadPath:
                     pause_at_bytes = answer.size_bytes + _BYTES_AT_ONCE
                     await asyncio.sleep(0)
         answer.results = results
+
+    async def _open(
+        self, keys: TopicKeys, partition: PartitionPlan, outgoing: Outgoing
+    ) -> ReadFailure | None:
+        """Opens sealed batches in place. Returns why the partition cannot be read."""
+        try:
+            batches = await keys.opened(partition.topic_id, partition.partition, b"".join(outgoing.chunks))
+        except KeyUnavailable as error:
+            failure, reason = ReadFailure.UNAVAILABLE, str(error)
+        except SealBroken as error:
+            failure, reason = ReadFailure.DAMAGED, str(error)
+        else:
+            outgoing.chunks, outgoing.size_bytes = [batches], len(batches)
+            return None
+        log.warning(
+            "fetch: batches cannot be opened",
+            extra={
+                "topic_id": str(partition.topic_id),
+                "partition": partition.partition,
+                "offset": partition.offset,
+                "error": reason,
+            },
+        )
+        return failure
 
 
 def _is_urgent(fetch: _Fetch) -> bool:

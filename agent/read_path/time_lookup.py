@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from agent.read_path.settings import ReadPathSettings
 from agent.settings import AgentSettings
+from agent.topic_keys import TopicKeys
 from cache_ring.pages.page_reader import PageReader
 from cache_ring.pages.run_bytes import RunBytes
 from cache_ring.pages.store_pages import DamagedPage
@@ -39,9 +40,11 @@ from storage.batches.batch_validation import (
 )
 from storage.batches.byte_arrays import as_byte_array
 from storage.batches.record_batch import BatchHeader, TimestampType, read_header
+from storage.encryption.key_wrapping import KeyUnavailable
+from storage.encryption.sealed_batches import SealBroken
 from storage.fair_limit import FairLimit
 from storage.identifiers import Offset
-from storage.stores.object_store import ObjectNotFound
+from storage.stores.object_store import ObjectNotFound, StoreUnavailable
 from storage.threads import Threads
 
 _TRIES = 4
@@ -65,7 +68,9 @@ class TimeLookup:
         threads: Threads,
         read_path: ReadPathSettings,
         settings: AgentSettings,
+        keys: TopicKeys | None = None,
     ) -> None:
+        self._keys = keys
         self._coordinates = coordinates
         self._pages = pages
         self._threads = threads
@@ -126,11 +131,28 @@ class TimeLookup:
         give_back = partial(self._reading.give_back, run.length)
         try:
             run_bytes = await self._pages.read_run(run)
+            if self._keys is not None and self._keys.may_be_sealed(run.topic_id):
+                run_bytes = await _opened(self._keys, run_bytes)
         except BaseException:
             give_back()
             raise
         find = partial(first_of_run, run_bytes, timestamp_ms, log_start_offset, self._most_plain_bytes)
         return await self._threads.run_for(client, find, give_back)
+
+
+async def _opened(keys: TopicKeys, run_bytes: RunBytes) -> RunBytes:
+    """Returns the run with its sealed batches opened. Raises DamagedPage, or StoreUnavailable without their
+    keys."""
+    run = run_bytes.run
+    try:
+        data = memoryview(await keys.opened(run.topic_id, run.partition, run_bytes.data()))
+    except KeyUnavailable as error:
+        raise StoreUnavailable(str(error)) from error
+    except SealBroken as error:
+        raise DamagedPage(str(error)) from error
+    found = RunBytes.of(run._replace(length=len(data)), [data])
+    assert found is not None, "an opened batch keeps its offsets"
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -320,8 +320,13 @@ class Transactions:
         )
 
     async def of_producer(self, producer_id: ProducerId) -> ProducerOfTransactions | None:
-        rows = await self._database.read(SQL["by_producer"], producer_id=producer_id)
+        rows = await self._database.read(SQL["by_producer"], producer_ids=Int8Array([producer_id]))
         return _producer(rows[0]) if rows else None
+
+    async def ids_of(self, producer_ids: Sequence[ProducerId]) -> dict[ProducerId, str]:
+        """Returns the transactional ids of those producer ids that have one now."""
+        rows = await self._database.read(SQL["by_producer"], producer_ids=Int8Array(producer_ids))
+        return {ProducerId(row.producer_id): row.transactional_id for row in rows}
 
     async def adopt(self, producer_id: ProducerId, producer_epoch: int) -> ProducerOfTransactions | None:
         """Gives a transactional id to an open transaction that has none, so that it can be ended. None: there

@@ -6,7 +6,7 @@
 -- removed meanwhile.
 CREATE FUNCTION remove_acls(
     types integer[], patterns integer[], match boolean[], names text[], principals text[], hosts text[],
-    operations integer[], permissions integer[], most integer)
+    operations integer[], permissions integer[], within text[], most integer)
 RETURNS TABLE (filter_number bigint, found acls)
 LANGUAGE plpgsql VOLATILE
 AS $function$
@@ -19,7 +19,7 @@ BEGIN
     PERFORM FROM acl_changes FOR NO KEY UPDATE;
     SELECT array_agg(m.filter_number), array_agg(m.found) INTO numbers, selected
     FROM (SELECT * FROM matching_acls(types, patterns, match, names, principals, hosts, operations,
-              permissions) LIMIT most + 1) AS m;
+              permissions, within) LIMIT most + 1) AS m;
     IF numbers IS NULL THEN
         RETURN;
     ELSIF cardinality(numbers) > most THEN

@@ -46,7 +46,7 @@ FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
     "partitions": ("partitions",),
     "producers": ("producer_ids", "producer_state"),
     "groups": ("groups", "group_members", "group_configs", "committed_offsets", "sinks", "sink_batches"),
-    "acls": ("acl_changes", "acls"),
+    "acls": ("acl_changes", "acls", "tenant_changes", "tenants"),
     "quotas": ("quota_changes", "client_quotas"),
     "history": (
         "history_tables",
@@ -76,6 +76,8 @@ CHECKPOINT_TABLES: Final = (
     "acls",
     "quota_changes",
     "client_quotas",
+    "tenant_changes",
+    "tenants",
     "sinks",
     "sink_batches",
     "history_tables",
@@ -102,6 +104,8 @@ NOT_IN_THE_JOURNAL: Final = frozenset(
         "holds",
         "dooming",
         "doubts",
+        "tenant_usage",
+        "tenant_reports",
         "merge_tiers",
         "cleanings",
         "peer_secrets",
@@ -117,12 +121,13 @@ NOT_IN_THE_JOURNAL: Final = frozenset(
         "security",
         "user_credentials",
         "quota_use",
+        "topic_keys",
     }
 )
 """Tables about current work, the bucket's owner, counts, observations, recent changes of topics, how far logs
 are clean, and producers of transactions, which begin again (docs/design/recovery.md#transactions): a rebuilt
 database begins without these rows. Its migration makes new secrets, and an operator adds users again, because
-the bucket holds neither."""
+the bucket holds neither. It does not hold keys of topics either: deleting one erases what it encrypted."""
 
 _PACE: Final = 20.0
 """A family is read again after this many times the duration of its last reading."""

@@ -43,6 +43,8 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "acls": ("acl_key",),
     "quota_changes": ("only_row",),
     "client_quotas": ("entity",),
+    "tenant_changes": ("only_row",),
+    "tenants": ("name",),
     "sinks": ("sink_name",),
     "sink_batches": ("sink_name", "query_id"),
     "history_tables": ("topic_id",),

@@ -9,8 +9,8 @@
 -- Rules for all tables:
 -- - No foreign keys between tables that commits write: their KEY SHARE locks deadlock with the commit's.
 -- - Rows that change often are updated in place: fillfactor, and no index on a column that changes.
--- - Row locks are taken in one order: topics (with topic_changes and history_tables), sinks, transactions
---   by producer id, groups, segments by id, partitions by primary key, runs, producer_state,
+-- - Row locks are taken in one order: tenants, topics (with topic_changes and history_tables), sinks,
+--   transactions by producer id, groups, segments by id, partitions by primary key, runs, producer_state,
 --   transaction_partitions.
 -- - A transaction that inserts, deletes or replaces runs, or moves log_start_offset, locks the partition's
 --   row.
@@ -131,6 +131,45 @@ CREATE TABLE history_lag (
     raw_bytes bigint NOT NULL                      -- their bytes in the log, an estimate
 ) WITH (fillfactor = 50);
 
+-- --- tenants (docs/tenants.md)
+
+-- How often tenants were made, changed or deleted. Agents that see another number read them again. The row is
+-- locked by each change, before rows of tenants.
+CREATE TABLE tenant_changes (
+    only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    changes bigint NOT NULL DEFAULT 0
+) WITH (fillfactor = 50);
+
+-- What belongs to a tenant is named `<tenant>~<name>` in all tables (tenants/tenant_names.py). Who creates a
+-- topic of a tenant, or adds partitions, locks its row, before topics.
+CREATE TABLE tenants (
+    name text COLLATE "C" PRIMARY KEY,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    admins text[] NOT NULL DEFAULT '{}',           -- users of the tenant that may do everything in it
+    limits jsonb NOT NULL DEFAULT '{}',            -- those that are set
+    deleted_at timestamptz,                        -- the row stays: the commit journal sees rows that change,
+                                                   -- not rows that go
+    measured_at timestamptz NOT NULL DEFAULT 'epoch' -- when its stored bytes were last added up
+);
+
+-- The bill: what a tenant used on a day (UTC).
+CREATE TABLE tenant_usage (
+    day date,
+    tenant text COLLATE "C",
+    bytes_in bigint NOT NULL DEFAULT 0,            -- of its requests
+    bytes_out bigint NOT NULL DEFAULT 0,           -- of the answers
+    requests bigint NOT NULL DEFAULT 0,
+    bytes_stored bigint,                           -- as last measured on that day; null: not measured
+    PRIMARY KEY (day, tenant)
+) WITH (fillfactor = 70);
+
+-- The number of the last report that each agent's process added to the bill. A repeated report adds nothing.
+CREATE TABLE tenant_reports (
+    reporter uuid PRIMARY KEY,
+    number bigint NOT NULL,
+    reported_at timestamptz NOT NULL
+) WITH (fillfactor = 50);
+
 -- --- topics
 
 CREATE TABLE topics (
@@ -148,6 +187,17 @@ CREATE INDEX topics_by_any_case ON topics (lower(name)) WHERE deleted_at IS NULL
 CREATE INDEX topics_deleted ON topics (deleted_at) WHERE deleted_at IS NOT NULL;
 CREATE INDEX topics_compacted ON topics (topic_id)
     WHERE strpos(config ->> 'cleanup.policy', 'compact') > 0 AND deleted_at IS NULL;
+
+-- The keys that encrypt topics' records, themselves encrypted (sequencer/topics/topic_keys.py). The commit
+-- journal has no copy, so that a deleted row is gone from everywhere but backups of Postgres.
+CREATE TABLE topic_keys (
+    topic_id uuid NOT NULL,
+    version integer NOT NULL CHECK (version > 0),  -- the highest encrypts, all decrypt
+    wrapped_by text NOT NULL,                      -- the name of the key that encrypted this one
+    wrapped bytea NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (topic_id, version)
+);
 
 -- How often topics were made, changed or deleted (functions/count_topic_change.sql). An agent that sees
 -- another number than before looks up what changed.
@@ -2166,21 +2216,22 @@ $function$;
 -- |---|---|---|
 -- | types, patterns, names, principals, hosts, operations, permissions | filter | an ACL's columns |
 -- | match | filter | true: names has a resource, and every pattern that applies to it is selected |
+-- | within | filter | what the names of all selected ACLs begin with: a tenant's prefix, or nothing |
 CREATE FUNCTION matching_acls(
     types integer[], patterns integer[], match boolean[], names text[], principals text[], hosts text[],
-    operations integer[], permissions integer[])
+    operations integer[], permissions integer[], within text[])
 RETURNS TABLE (filter_number bigint, found acls)
 LANGUAGE sql STABLE
 AS $function$
     SELECT f.number, a
-    FROM unnest(types, patterns, match, names, principals, hosts, operations, permissions)
+    FROM unnest(types, patterns, match, names, principals, hosts, operations, permissions, within)
         WITH ORDINALITY AS f (resource_type, pattern_type, is_match, name, principal, host, operation,
-            permission, number)
-    JOIN acls AS a ON NOT a.is_removed
+            permission, prefix, number)
+    JOIN acls AS a ON NOT a.is_removed AND starts_with(a.name, f.prefix)
         AND (f.resource_type IS NULL OR a.resource_type = f.resource_type)
         AND (f.pattern_type IS NULL OR a.pattern_type = f.pattern_type)
         AND (f.name IS NULL OR a.name = f.name
-            OR f.is_match AND (a.pattern_type = 3 AND a.name = '*'
+            OR f.is_match AND (a.pattern_type = 3 AND a.name = f.prefix || '*'
                 OR a.pattern_type = 4 AND starts_with(f.name, a.name)))
         AND (f.principal IS NULL OR a.principal = f.principal)
         AND (f.host IS NULL OR a.host = f.host)
@@ -2354,7 +2405,7 @@ $function$;
 -- removed meanwhile.
 CREATE FUNCTION remove_acls(
     types integer[], patterns integer[], match boolean[], names text[], principals text[], hosts text[],
-    operations integer[], permissions integer[], most integer)
+    operations integer[], permissions integer[], within text[], most integer)
 RETURNS TABLE (filter_number bigint, found acls)
 LANGUAGE plpgsql VOLATILE
 AS $function$
@@ -2367,7 +2418,7 @@ BEGIN
     PERFORM FROM acl_changes FOR NO KEY UPDATE;
     SELECT array_agg(m.filter_number), array_agg(m.found) INTO numbers, selected
     FROM (SELECT * FROM matching_acls(types, patterns, match, names, principals, hosts, operations,
-              permissions) LIMIT most + 1) AS m;
+              permissions, within) LIMIT most + 1) AS m;
     IF numbers IS NULL THEN
         RETURN;
     ELSIF cardinality(numbers) > most THEN
@@ -2787,6 +2838,7 @@ VALUES (ARRAY[uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())]);
 INSERT INTO security (decoy_key) VALUES (uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()));
 INSERT INTO agents_shown DEFAULT VALUES;
 INSERT INTO topic_changes DEFAULT VALUES;
+INSERT INTO tenant_changes DEFAULT VALUES;
 INSERT INTO acl_changes DEFAULT VALUES;
 INSERT INTO quota_changes DEFAULT VALUES;
 INSERT INTO producer_ids DEFAULT VALUES;

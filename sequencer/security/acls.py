@@ -24,6 +24,7 @@ from sequencer.security.acl import (
     Permission,
     ResourceType,
 )
+from sequencer.tenants.tenant_names import local_name
 
 SQL = load_statements("acls")
 
@@ -67,7 +68,7 @@ def check_acl(acl: Acl) -> None:
     """Raises InvalidAcl if it cannot be stored. The messages are Kafka's."""
     if not acl.name:
         raise InvalidAcl("Invalid empty resource name")
-    if acl.resource_type is ResourceType.CLUSTER and acl.name != CLUSTER_NAME:
+    if acl.resource_type is ResourceType.CLUSTER and local_name(acl.name) != CLUSTER_NAME:
         raise InvalidAcl(f"The only valid name for the CLUSTER resource is {CLUSTER_NAME}")
     if ":" not in acl.principal:
         raise InvalidAcl(
@@ -175,6 +176,7 @@ def _filters(asked: Sequence[AclFilter]) -> dict[str, Any]:
         "hosts": [one.host for one in asked],
         "operations": [_number(one.operation) for one in asked],
         "permissions": [_number(one.permission) for one in asked],
+        "within": [one.within for one in asked],
     }
 
 

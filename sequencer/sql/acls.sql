@@ -20,7 +20,8 @@ SELECT add_acls(%(keys)s::bytea[], %(types)s::integer[], %(patterns)s::integer[]
 SELECT filter_number, (found).acl_key, (found).resource_type, (found).pattern_type, (found).name,
     (found).principal, (found).host, (found).operation, (found).permission
 FROM matching_acls(%(types)s::integer[], %(patterns)s::integer[], %(match)s::boolean[], %(names)s::text[],
-    %(principals)s::text[], %(hosts)s::text[], %(operations)s::integer[], %(permissions)s::integer[])
+    %(principals)s::text[], %(hosts)s::text[], %(operations)s::integer[], %(permissions)s::integer[],
+    %(within)s::text[])
 WHERE (found).acl_key > %(after)s::bytea
 ORDER BY (found).acl_key LIMIT %(cap)s::integer
 
@@ -29,5 +30,5 @@ SELECT filter_number, (found).resource_type, (found).pattern_type, (found).name,
     (found).host, (found).operation, (found).permission
 FROM remove_acls(%(types)s::integer[], %(patterns)s::integer[], %(match)s::boolean[], %(names)s::text[],
     %(principals)s::text[], %(hosts)s::text[], %(operations)s::integer[], %(permissions)s::integer[],
-    %(most)s::integer)
+    %(within)s::text[], %(most)s::integer)
 ORDER BY filter_number, (found).acl_key

@@ -149,7 +149,8 @@ CROSS JOIN LATERAL (
 ORDER BY t.transactional_id
 
 -- name: by_producer
-SELECT transactional_id, producer_id, producer_epoch FROM transactions WHERE producer_id = %(producer_id)s
+SELECT transactional_id, producer_id, producer_epoch FROM transactions
+WHERE producer_id = ANY (%(producer_ids)s::bigint[])
 
 -- name: open_offsets
 -- Where the open transactions of producers begin in a partition.

@@ -36,6 +36,8 @@ COMPRESSIONS: Final[Mapping[str, Compression | None]] = MappingProxyType(
 )
 """What `compression.type` may say; None: batches stay as they were sent."""
 
+ENCRYPTION: Final = "tidelog.encryption"
+
 VALUE_FORMATS: Final = ("", "string", "json", "avro", "protobuf", "json-schema")
 """What `tidelog.value.format` and `tidelog.key.format` may say; empty: nothing."""
 
@@ -130,6 +132,17 @@ _CHANGING: Final = (
         "goes on with the oldest record still kept. The table of a topic that is compacted by key "
         "(cleanup.policy) has the last record of each key, without tombstones; log is refused.",
         check=one_of("tidelog.history", ("off", "table", "log")),
+    ),
+    ConfigDefinition(
+        name=ENCRYPTION,
+        kind="string",
+        default="off",
+        broker_name=ENCRYPTION,
+        documentation="on: the records of batches that are written from then on are encrypted with a key of "
+        "the topic (docs/encryption.md). off: new batches are not; encrypted ones stay so, and are read as "
+        "before. A topic that has this config, on or off, needs tidelog.history=off, and is not compacted by "
+        "key; the config can be set to off and not removed.",
+        check=one_of(ENCRYPTION, ("on", "off")),
     ),
     ConfigDefinition(
         name="remote.storage.enable",

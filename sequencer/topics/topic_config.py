@@ -12,6 +12,7 @@ from typing import Final, Literal, TypeAlias
 from sequencer.topics.config_checks import InvalidConfig
 from sequencer.topics.known_configs import (
     COMPRESSIONS,
+    ENCRYPTION,
     KNOWN_CONFIGS,
     LARGEST_MESSAGE_BYTES,
     REFUSED_CONFIGS,
@@ -57,6 +58,13 @@ def check_together(config: Mapping[str, str]) -> None:
     if least_ms > most_ms:
         raise InvalidConfig(
             f"conflict topic config setting min.compaction.lag.ms ({least_ms}) > {_MAX_LAG} ({most_ms})"
+        )
+    if ENCRYPTION in config and (
+        _value(config, "tidelog.history") != "off" or "compact" in _cleanup_policy(config)
+    ):
+        raise InvalidConfig(
+            f"a topic with {ENCRYPTION} needs tidelog.history=off and a cleanup.policy without compact: "
+            "Parquet and compaction by key would need its keys outside the agents"
         )
     is_log = _value(config, "tidelog.history") == "log" or _value(config, "remote.storage.enable") == "true"
     if is_log and "compact" in _cleanup_policy(config):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import uuid4
 
+from psycopg import AsyncConnection
 from psycopg.errors import UniqueViolation
 from psycopg.types.json import Jsonb
 
@@ -18,17 +19,23 @@ from sequencer.commits.coordinates import PartitionKey
 from sequencer.database.array_parameters import Int4Array, UuidArray
 from sequencer.database.database import Database, Row
 from sequencer.database.named_sql import load_statements
+from sequencer.tenants.tenant_limits import TenantLimits
+from sequencer.tenants.tenant_names import local_name, prefix_of, tenant_of
+from sequencer.topics.known_configs import ENCRYPTION
 from sequencer.topics.topic_config import KNOWN_CONFIGS, check_together, validate_config
 from storage.identifiers import Partition, ProducerId, TopicId
 
 SQL = load_statements("topics")
+KEYS_SQL = load_statements("topic_keys")
 ADMINISTRATION_SQL = load_statements("administration")
+TENANTS_SQL = load_statements("tenants")
 
 MOST_PARTITIONS = 100_000
 _MOST_CHANGES = 1_000
 """As many changes as are kept (functions/count_topic_change.sql)."""
 _NEVER = 2**62
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+"""Of a topic as its clients see it. A tenant's topic has the tenant in front."""
 
 
 class TopicExists(Exception):
@@ -71,9 +78,10 @@ class TopicChanges:
 
 def validate_topic_name(name: str) -> None:
     """Raises InvalidTopicName."""
-    if name in (".", "..") or not _LEGAL_NAME.fullmatch(name):
+    local = local_name(name)
+    if local in (".", "..") or not _LEGAL_NAME.fullmatch(local):
         raise InvalidTopicName(
-            f"Topic name {name[:300]!r} is illegal: 1 to 249 of a-z A-Z 0-9 . _ - and neither '.' nor '..'"
+            f"Topic name {local[:300]!r} is illegal: 1 to 249 of a-z A-Z 0-9 . _ - and neither '.' nor '..'"
         )
 
 
@@ -82,25 +90,35 @@ class Topics:
         self._database = database
 
     async def create(self, name: str, partition_count: int, config: Mapping[str, str]) -> Topic:
-        """Raises TopicExists, InvalidTopicName, InvalidPartitionCount, InvalidConfig, and
-        CommitOutcomeUnknown if it may exist now.
+        """Raises TopicExists, InvalidTopicName, InvalidPartitionCount, InvalidConfig, TenantLimitReached,
+        and CommitOutcomeUnknown if it may exist now.
         """
         _validate_partition_count(partition_count)
         await self.check_name(name)
         for setting, value in config.items():
             validate_config(setting, value)
         check_together(config)
+        asked = {"topic_id": uuid4(), "name": name, "partition_count": partition_count}
+        tenant = tenant_of(name)
         try:
-            rows = await self._database.write(
-                SQL["create_topic"],
-                topic_id=uuid4(),
-                name=name,
-                partition_count=partition_count,
-                config=Jsonb(_trimmed(config)),
-            )
+            if tenant is not None:
+                return await self._create_for(tenant, asked, _trimmed(config))
+            rows = await self._database.write(SQL["create_topic"], **asked, config=Jsonb(_trimmed(config)))
         except UniqueViolation as error:
             raise TopicExists(f"Topic '{name}' already exists.") from error
         return _topic(rows[0])
+
+    async def _create_for(self, tenant: str, asked: Mapping[str, object], config: Mapping[str, str]) -> Topic:
+        """Raises TenantLimitReached, InvalidTopicName, UniqueViolation."""
+        async with self._database.transaction() as connection:
+            limits = await _locked_limits(connection, tenant)
+            if limits is None:
+                raise InvalidTopicName(f"There is no tenant '{tenant}'.")
+            has = await _numbers_of(connection, tenant)
+            limits.check_numbers(has.topics + 1, has.partitions + int(str(asked["partition_count"])))
+            parameters = {**asked, "config": Jsonb(limits.kept_within(config))}
+            row = await (await connection.execute(SQL["create_topic"], parameters)).fetchone()
+        return _topic(row)
 
     async def check_name(self, name: str) -> None:
         """Raises InvalidTopicName if no topic can have this name, CollidingTopicName if it collides with an
@@ -131,6 +149,7 @@ class Topics:
                 raise UnknownTopic(unknown)
             await connection.execute(SQL["lock_partitions_of_topic"], {"topic_id": row.topic_id})
             await connection.execute(SQL["stop_partitions_of_topic"], {"topic_id": row.topic_id})
+            await connection.execute(KEYS_SQL["destroy"], {"topic_id": row.topic_id})
         return _topic(row)
 
     async def list(self) -> Sequence[Topic]:
@@ -159,12 +178,14 @@ class Topics:
         return {TopicId(row.topic_id): _topic(row) for row in rows}
 
     async def add_partitions(self, name: str, total: int) -> Topic:
-        """Raises the number of partitions to `total`. Raises UnknownTopic, and InvalidPartitionCount if
-        `total` is not higher.
+        """Raises the number of partitions to `total`. Raises UnknownTopic, TenantLimitReached, and
+        InvalidPartitionCount if `total` is not higher.
         """
         _refuse_impossible(name)
         _validate_partition_count(total)
+        tenant = tenant_of(name)
         async with self._database.transaction() as connection:
+            limits = None if tenant is None else await _locked_limits(connection, tenant)
             row = await (await connection.execute(SQL["lock_topic"], {"name": name})).fetchone()
             if row is None:
                 raise UnknownTopic(f"There is no topic '{name}'.")
@@ -172,26 +193,55 @@ class Topics:
                 raise InvalidPartitionCount(
                     f"Topic '{name}' has {row.partition_count} partitions: they can only become more."
                 )
+            if tenant is not None and limits is not None:
+                has = await _numbers_of(connection, tenant)
+                limits.check_numbers(has.topics, has.partitions + total - row.partition_count)
             parameters = {"topic_id": row.topic_id, "first": row.partition_count, "total": total}
             grown = await (await connection.execute(SQL["add_partitions"], parameters)).fetchone()
         return _topic(grown)
 
     async def alter_config(self, name: str, set: Mapping[str, str], remove: Collection[str] = ()) -> Topic:
         """Sets some configs and returns others to their defaults, in one step. Raises UnknownTopic,
-        InvalidConfig."""
+        InvalidConfig, TenantLimitReached."""
         _refuse_impossible(name)
         for setting, value in set.items():
             validate_config(setting, value)
         known = [setting for setting in remove if setting in KNOWN_CONFIGS]  # no other was ever set
+        tenant = tenant_of(name)
         async with self._database.transaction() as connection:
+            limits = None if tenant is None else await _locked_limits(connection, tenant)
             row = await (await connection.execute(SQL["lock_topic"], {"name": name})).fetchone()
             if row is None:
                 raise UnknownTopic(f"There is no topic '{name}'.")
-            kept = {**row.config, **_trimmed(set)}
-            check_together({setting: value for setting, value in kept.items() if setting not in known})
-            parameters = {"topic_id": row.topic_id, "set": Jsonb(_trimmed(set)), "remove": known}
+            if ENCRYPTION in known and ENCRYPTION in row.config:
+                # Sealed batches may be there, and readers must look for them.
+                known.remove(ENCRYPTION)
+                set = {**set, ENCRYPTION: "off"}
+            given = _trimmed(set)
+            kept = {**row.config, **given}
+            kept = {setting: value for setting, value in kept.items() if setting not in known}
+            if limits is not None:
+                within = limits.kept_within(kept)
+                given |= {setting: value for setting, value in within.items() if setting not in kept}
+                known = [setting for setting in known if setting not in within]
+            check_together(kept)
+            parameters = {"topic_id": row.topic_id, "set": Jsonb(given), "remove": known}
             altered = await (await connection.execute(SQL["alter_config"], parameters)).fetchone()
         return _topic(altered)
+
+
+async def _locked_limits(connection: AsyncConnection[Row], tenant: str) -> TenantLimits | None:
+    """Keeps others from making topics of the tenant until the transaction ends. None: no such tenant."""
+    row = await (await connection.execute(TENANTS_SQL["lock_tenant"], {"name": tenant})).fetchone()
+    return None if row is None else TenantLimits.of(row.limits)
+
+
+async def _numbers_of(connection: AsyncConnection[Row], tenant: str) -> Row:
+    """Returns the numbers of the tenant's topics and of their partitions."""
+    asked = {"prefix": prefix_of(tenant)}
+    row = await (await connection.execute(TENANTS_SQL["topics_of_tenant"], asked)).fetchone()
+    assert row is not None, "a count is one row"
+    return row
 
 
 def _trimmed(config: Mapping[str, str]) -> dict[str, str]:
@@ -201,7 +251,7 @@ def _trimmed(config: Mapping[str, str]) -> dict[str, str]:
 
 def _can_exist(name: str) -> bool:
     """True if Postgres can be asked for this name: clients send any characters, and Postgres takes no NUL."""
-    return _LEGAL_NAME.fullmatch(name) is not None
+    return _LEGAL_NAME.fullmatch(local_name(name)) is not None
 
 
 def _refuse_impossible(name: str) -> None:

@@ -242,7 +242,7 @@ def encode_span(
     `records` are in offset order; those outside the span are left out. A batch has about `batch_bytes` of
     records before compression. A larger record is alone in it, because readers bound a batch's size. Batches
     also end where one batch cannot hold what follows: another timestamp type, another time of append, offsets
-    too far apart. A range without records is an empty batch.
+    too far apart. A range without records is an empty batch that says so (`BatchHeader.is_erased`).
     """
     offsets = records.column("offset").to_numpy()
     first, end = np.searchsorted(offsets, [base_offset, last_offset + 1])
@@ -303,7 +303,7 @@ def _empty_batches(base_offset: int, last_offset: int) -> list[bytes]:
     batches = []
     while base_offset <= last_offset:
         offsets = min(last_offset - base_offset + 1, MOST_EMPTY_OFFSETS)
-        batches.append(empty_batch(offsets, NO_TIMESTAMP_MS))
+        batches.append(empty_batch(offsets, NO_TIMESTAMP_MS, is_erased=True))
         base_offset += offsets
     return batches
 

@@ -301,4 +301,6 @@ def _compression(header: BatchHeader) -> Compression:
         return header.compression
     except ValueError:
         message = f"compression type {header.attributes & 7}"
+        if header.attributes & 7 == 7:
+            message += ", as batches have whose records are encrypted: only agents read these"
         raise InvalidBatch(BatchFault.UNKNOWN_COMPRESSION, message) from None

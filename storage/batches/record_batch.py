@@ -105,8 +105,8 @@ class BatchHeader:
 
     @property
     def is_erased(self) -> bool:
-        """True if an erasure took out all its records. A batch that stands for offsets that are gone
-        (`empty_batch`) has no record either, but one timestamp."""
+        """True if an erasure or a cleaning took out all its records. A batch that stands for offsets that are
+        lost (`empty_batch`) has no record either, but one timestamp."""
         return self.record_count == 0 and self.base_timestamp_ms != self.max_timestamp_ms
 
     @property
@@ -223,9 +223,11 @@ def marker_batch(
     return write_header(replace(header, crc=crc32c(checked))) + record
 
 
-def empty_batch(offsets: int, timestamp_ms: int) -> bytes:
+def empty_batch(offsets: int, timestamp_ms: int, *, is_erased: bool = False) -> bytes:
     """Returns a batch without records that spans `offsets` offsets, so that consumers go on after it. Raises
     ValueError for less than one offset or more than MOST_EMPTY_OFFSETS.
+
+    `is_erased`: the records were taken out on purpose, and are not lost. The batch then has two timestamps.
     """
     if not 1 <= offsets <= MOST_EMPTY_OFFSETS:
         raise ValueError(f"a batch spans 1 to {MOST_EMPTY_OFFSETS} offsets, not {offsets}")
@@ -237,7 +239,7 @@ def empty_batch(offsets: int, timestamp_ms: int) -> bytes:
         crc=0,
         attributes=0,
         last_offset_delta=offsets - 1,
-        base_timestamp_ms=timestamp_ms,
+        base_timestamp_ms=timestamp_ms + is_erased,
         max_timestamp_ms=timestamp_ms,
         producer_id=NO_PRODUCER_ID,
         producer_epoch=-1,

@@ -1,6 +1,7 @@
 """The synchronous `minio` client, for callers without an event loop and for calls that the agents' client
 lacks."""
 
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -8,6 +9,7 @@ import urllib3
 from minio import Minio
 from minio.credentials.credentials import Credentials
 from minio.credentials.providers import Provider, StaticProvider
+from minio.sse import Sse
 
 from storage.credentials import NoKeys
 from storage.stores.object_store import StoreUrl
@@ -55,6 +57,19 @@ def _credentials(access_key: str | None, secret_key: str | None) -> Provider:
     if access_key and secret_key:
         return StaticProvider(access_key=access_key, secret_key=secret_key)
     return ChainedKeysForMinio()
+
+
+class ServerSideEncryption(Sse):
+    """These headers for an upload. minio's own SSE-KMS refuses endpoints without TLS."""
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        self._headers = dict(headers)
+
+    def headers(self) -> dict[str, str]:
+        return self._headers
+
+    def tls_required(self) -> bool:
+        return False
 
 
 class ChainedKeysForMinio(Provider):

@@ -127,6 +127,13 @@ class StoreSettings(Settings):
     """The bucket's region. Endpoints other than AWS mostly accept any."""
     s3_ca_file: str | None = None
     """The PEM file of the CA that signs the endpoint's certificate. Unset: the system's CAs."""
+    s3_sse: Literal["", "AES256", "aws:kms"] = ""
+    """The server-side encryption that each upload asks for: AES256 (SSE-S3) or aws:kms (SSE-KMS). Empty: what
+    the bucket does by default."""
+    s3_sse_kms_key_id: str | None = None
+    """The KMS key of SSE-KMS, as id or ARN. Unset: the account's key for S3."""
+    s3_sse_bucket_key: bool = True
+    """Whether SSE-KMS uses a bucket key, so that not every upload is a request to KMS."""
     s3_connections: int = Field(default=64, ge=1)
     """The most connections to the store at a time. Further requests wait for one."""
     s3_connect_timeout_s: float = Field(default=5.0, gt=0)
@@ -148,7 +155,21 @@ class StoreSettings(Settings):
     def _keys_fit(self) -> Self:
         if (self.s3_access_key is None) != (self.s3_secret_key is None):
             raise ValueError("set both TIDELOG_S3_ACCESS_KEY and TIDELOG_S3_SECRET_KEY, or neither")
+        if self.s3_sse_kms_key_id is not None and self.s3_sse != "aws:kms":
+            raise ValueError("TIDELOG_S3_SSE_KMS_KEY_ID needs TIDELOG_S3_SSE=aws:kms")
         return self
+
+    @property
+    def sse_headers(self) -> dict[str, str]:
+        """The headers by which an upload asks for server-side encryption."""
+        if not self.s3_sse:
+            return {}
+        headers: dict[str, str] = {"x-amz-server-side-encryption": self.s3_sse}
+        if self.s3_sse == "aws:kms":
+            headers["x-amz-server-side-encryption-bucket-key-enabled"] = str(self.s3_sse_bucket_key).lower()
+            if self.s3_sse_kms_key_id is not None:
+                headers["x-amz-server-side-encryption-aws-kms-key-id"] = self.s3_sse_kms_key_id
+        return headers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

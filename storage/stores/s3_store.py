@@ -264,6 +264,7 @@ class S3Store(ObjectStore):
             | _trusted(settings),
             retry_config={"max_retries": 0},
             config={"endpoint": url.endpoint} if url.endpoint else {},
+            **_sse(settings),
             **_keys(settings),
         )
         return cls(url, settings, client)
@@ -474,6 +475,18 @@ def _trusted(settings: StoreSettings) -> "ClientConfig":
         return {"root_certificate": Path(settings.s3_ca_file).read_bytes()}
     except OSError as error:
         raise StoreUnavailable(f"TIDELOG_S3_CA_FILE: {error}") from error
+
+
+def _sse(settings: StoreSettings) -> dict[str, Any]:
+    """obstore sends these with each upload."""
+    if not settings.s3_sse:
+        return {}
+    options: dict[str, Any] = {"server_side_encryption": settings.s3_sse}
+    if settings.s3_sse == "aws:kms":
+        options["sse_bucket_key_enabled"] = settings.s3_sse_bucket_key
+        if settings.s3_sse_kms_key_id is not None:
+            options["sse_kms_key_id"] = settings.s3_sse_kms_key_id
+    return options
 
 
 def _keys(settings: StoreSettings) -> dict[str, Any]:

@@ -28,8 +28,10 @@ from agent.security.acls.settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
 from agent.settings import AgentSettings
+from agent.tenants.settings import TenantSettings
 from cache_ring.settings import CacheRingSettings
 from sequencer.client import SequencerSettings
+from storage.encryption.settings import EncryptionSettings
 from storage.stores.object_store import StoreSettings
 from tests.agent.read_path.wire import request
 from tests.support.settings import all_settings
@@ -93,6 +95,8 @@ async def running(
     sasl_settings: SaslSettings = DEFAULTS.sasl,
     authorization: AuthorizationSettings = DEFAULTS.authorization,
     quotas: QuotaSettings = DEFAULTS.quotas,
+    encryption: EncryptionSettings = DEFAULTS.encryption,
+    tenant_settings: TenantSettings = DEFAULTS.tenants,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     if sasl_settings.mechanisms and listener_settings is DEFAULTS.listeners:
@@ -110,6 +114,8 @@ async def running(
             sasl=sasl_settings,
             authorization=authorization,
             quotas=quotas,
+            encryption=encryption,
+            tenants=tenant_settings,
         )
     )
     stopping = asyncio.Event()

@@ -67,3 +67,12 @@ async def test_the_report_says_what_was_rewritten(place: Place) -> None:
 async def test_what_cannot_be_erased_is_said(arguments: tuple[str, ...], said: str) -> None:
     with pytest.raises(UserError, match=said):
         await asyncio.to_thread(_run, *arguments)
+
+
+async def test_an_encrypted_topic_is_refused(place: Place) -> None:
+    encrypted = {"tidelog.encryption": "on", "tidelog.history": "off"}
+    await place.log.topic("orders", 1)
+    await place.sequencer.topics.alter_config("orders", encrypted, ())
+
+    with pytest.raises(UserError, match="encrypted"):
+        await asyncio.to_thread(_run, "orders", "--key", "a")

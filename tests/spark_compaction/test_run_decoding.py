@@ -12,6 +12,7 @@ from sequencer.history.history_values import RunToCompact
 from spark_compaction.tasks import DecodedRows, UndecodableRange, decode_run
 from storage.arrow.aborted_batches import AbortedTransaction, columns_of
 from storage.arrow.arrow_columns import RECORD_SCHEMA, encode_batch
+from storage.arrow.arrow_encoding import encode_span
 from storage.arrow.erased_batches import ErasedKeys, erase_keys
 from storage.batches.record_batch import Compression, empty_batch, marker_batch
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, ProducerId, SegmentId
@@ -145,7 +146,19 @@ def test_erased_records_are_gaps_that_batches_account_for(from_offset: int) -> N
     assert event.empty_offsets == BASE + 6 - from_offset - len(left)
 
 
-def test_an_empty_batch_that_no_erasure_left_stays_raw() -> None:
+def test_an_empty_batch_that_a_cleaning_left_is_a_gap() -> None:
+    nothing = pa.RecordBatch.from_pylist([], schema=RECORD_SCHEMA)
+    cleaned = encode_span(nothing, Compression.NONE, base_offset=BASE, last_offset=BASE + 1, batch_bytes=1000)
+    data = cleaned + batch(2)
+
+    [event] = decode_run(run(last_offset=BASE + 3, length=len(data)), data, lambda _, __: data, NO_ABORTS)
+
+    assert isinstance(event, DecodedRows)
+    assert event.rows.column("offset").to_pylist() == [BASE + 2, BASE + 3]
+    assert (event.first_offset, event.end_offset, event.empty_offsets) == (BASE, BASE + 4, 2)
+
+
+def test_an_empty_batch_of_what_was_lost_stays_raw() -> None:
     data = _erased(_keyed(b"gone", b"a")) + empty_batch(3, -1)
 
     events = list(

@@ -38,6 +38,9 @@ class Archive:
     """False: the machine's own role is used, and no file of keys is needed."""
     ca_file: str | None = None
     """On the machine of Postgres. None: the system's CAs."""
+    sse: str = ""
+    """The server-side encryption of uploads, as Barman calls it; empty: the bucket's default."""
+    sse_kms_key_id: str | None = None
 
     @classmethod
     def of(cls, store_url: str, cluster: str, settings: StoreSettings) -> "Archive":
@@ -55,6 +58,8 @@ class Archive:
             region=settings.s3_region,
             has_keys=settings.s3_access_key is not None,
             ca_file=settings.s3_ca_file,
+            sse=settings.s3_sse,
+            sse_kms_key_id=settings.s3_sse_kms_key_id,
         )
 
     @property
@@ -66,6 +71,11 @@ class Archive:
         if self.endpoint is None:
             return []
         return ["--endpoint-url", self.endpoint, "--addressing-style", "path"]
+
+    def upload_options(self) -> list[str]:
+        """The further options of the commands that upload. Barman cannot ask for a bucket key."""
+        options = ["--encryption", self.sse] if self.sse else []
+        return options if self.sse_kms_key_id is None else [*options, "--sse-kms-key-id", self.sse_kms_key_id]
 
     def environment(self) -> dict[str, str]:
         """Checksums that only newer stores know are sent only where a request demands them."""
@@ -82,7 +92,7 @@ class Archive:
         The test at its start keeps a copy of the data directory that is started elsewhere on the machine from
         writing into the original's archive.
         """
-        words = [program, "--lz4", *self.store_options(), self.url, server]
+        words = [program, "--lz4", *self.store_options(), *self.upload_options(), self.url, server]
         return f"[ . -ef {_quoted(data_directory)} ] && {self._prepared(keys_file, words)} %p"
 
     def restore_command(self, program: str, server: str, keys_file: str) -> str:

@@ -84,7 +84,9 @@ class Barman:
 
     def back_up(self, server: str, database_url: str, jobs: int, on_read: Callable[[int], None]) -> None:
         """Takes a base backup of the server on this machine; `on_read` gets the bytes read so far."""
-        options = self._where(server, "--lz4", "--immediate-checkpoint", "--jobs", str(jobs))
+        options = self._where(
+            server, "--lz4", "--immediate-checkpoint", "--jobs", str(jobs), *self._archive.upload_options()
+        )
         self._run("barman-cloud-backup", options, None, libpq_environment(database_url), on_read)
 
     def restore(self, backup: BaseBackup, directory: Path, on_read: Callable[[int], None]) -> None:

@@ -11,9 +11,11 @@ from agent.security.acls.settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
 from agent.settings import AgentSettings
+from agent.tenants.settings import TenantSettings
 from cache_ring.settings import CacheRingSettings
 from compactor.settings import HousekeeperSettings
 from sequencer.settings import SequencerSettings
+from storage.encryption.settings import EncryptionSettings
 from storage.settings import Settings
 from storage.stores.object_store import StoreSettings
 from tidelog.process.environment import Environment
@@ -41,6 +43,7 @@ _GROUPS: Mapping[type[Settings], Mapping[str, str]] = {
     },
     ProcessSettings: {"roles": "The process"},
     StoreSettings: {"file_store_threads": "The object store"},
+    EncryptionSettings: {"encryption_provider": "Encryption of topics"},
     SequencerSettings: {"database_pool_size": "Postgres"},
     CacheRingSettings: {
         "membership_lease_s": "Membership",
@@ -57,6 +60,7 @@ _GROUPS: Mapping[type[Settings], Mapping[str, str]] = {
     SaslSettings: {"sasl_mechanisms": "Users and passwords", "oauth_jwks": "Tokens of an identity provider"},
     AuthorizationSettings: {"authorizer": "Authorization"},
     QuotaSettings: {"quota_poll_s": "Client quotas"},
+    TenantSettings: {"tenants_poll_s": "Tenants"},
     HousekeeperSettings: {
         "retention_interval_s": "Retention and deletion",
         "ownership_ratchet_s": "Ownership and garbage",

@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from typing import Self
 
 from agent.groups.settings import GroupSettings
-from agent.read_path.settings import ReadPathSettings
 from agent.quotas.settings import QuotaSettings
+from agent.read_path.settings import ReadPathSettings
 from agent.security.acls.settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
 from agent.settings import AgentSettings, AppSettings
+from agent.tenants.settings import TenantSettings
 from agent.write_path.backoff import LONGEST_PAUSE_S
 from cache_ring.settings import CacheRingSettings
 from compactor.settings import HousekeeperSettings
 from sequencer.settings import SequencerSettings
+from storage.encryption.settings import EncryptionSettings
 from storage.stores.object_store import StoreSettings
 from tidelog.errors import UserError
 from tidelog.process.environment import Environment
@@ -48,6 +50,8 @@ class AllSettings(AppSettings):
             sasl=environment.read(SaslSettings),
             authorization=environment.read(AuthorizationSettings),
             quotas=environment.read(QuotaSettings),
+            encryption=environment.read(EncryptionSettings),
+            tenants=environment.read(TenantSettings),
             housekeeper=environment.read(HousekeeperSettings),
             process=environment.read(ProcessSettings),
         )
@@ -74,7 +78,17 @@ def _faults(settings: AllSettings) -> Iterator[str]:
             f"the listener {with_sasl[0]} asks clients to authenticate, and TIDELOG_SASL_MECHANISMS names "
             "nothing: set it, for example to SCRAM-SHA-512"
         )
-    if settings.sasl.mechanisms and not with_sasl:
+    if settings.sasl.http_authentication and not settings.sasl.mechanisms:
+        yield (
+            "TIDELOG_HTTP_AUTHENTICATION is set, and TIDELOG_SASL_MECHANISMS names nothing: set it, for "
+            "example to SCRAM-SHA-512"
+        )
+    if settings.sasl.http_authentication and agent.iceberg_vend_credentials:
+        yield (
+            "TIDELOG_HTTP_AUTHENTICATION and TIDELOG_ICEBERG_VEND_CREDENTIALS exclude each other: the "
+            "store's keys open every topic, whatever ACLs say"
+        )
+    if settings.sasl.mechanisms and not with_sasl and not settings.sasl.http_authentication:
         yield (
             "TIDELOG_SASL_MECHANISMS is set, and no listener asks clients to authenticate: set "
             "TIDELOG_SECURITY_PROTOCOL to SASL_PLAINTEXT or SASL_SSL, or give a listener such a protocol in "

@@ -14,11 +14,11 @@ import json
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, Final
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 from uuid import UUID
 
 from storage.identifiers import ObjectKey
@@ -93,7 +93,8 @@ class Table:
     snapshot_id: int | None
     files: tuple[DataFile, ...] = field(repr=False)
     has_last_records: bool = False
-    """The topic is compacted by key: of each key the last record counts, and a tombstone is none."""
+    """The table has the last record of each key, and the topic is still compacted by key: a tombstone is no
+    record."""
 
     def ends(self) -> dict[int, int]:
         """By partition the offset after the last one in the table."""
@@ -128,7 +129,7 @@ class Catalog:
         """
         folded = name.lower()
         if folded not in self._current:
-            self._current[folded] = self._load(name, or_topic=or_topic)
+            self._current[folded] = self._with_policy(self._load(name, or_topic=or_topic))
         found = self._current[folded]
         if found.snapshot_id is None and not or_topic:
             raise self._no_history(found.topic)
@@ -170,6 +171,16 @@ class Catalog:
         found = self._read(name, answer.json()["metadata"])
         self._seen[name.lower()] = (answer.etag, found)
         return found
+
+    def _with_policy(self, table: Table) -> Table:
+        """A topic whose policy has changed since the table was published adds a log to it."""
+        if not table.has_last_records or table.snapshot_id is None:
+            return table
+        answer = self._get(f"/v1/topics/{quote(table.topic, safe='')}", {})
+        if answer.status == HTTPStatus.NOT_FOUND:
+            return table
+        configs = {each["name"]: each["value"] for each in answer.json()["configs"]}
+        return replace(table, has_last_records="compact" in configs["cleanup.policy"])
 
     def _without_table(self, name: str, *, or_topic: bool) -> Table:
         names = self.names()

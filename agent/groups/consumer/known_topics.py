@@ -20,7 +20,7 @@ import re2
 
 from agent.groups.consumer.consumer_members import ConsumerMember
 from agent.groups.events import TopicShape, TopicsSeen, TopicsWanted
-from agent.topic_directory import TopicDirectory
+from agent.tenants.local_topics import GroupTopics
 from sequencer.topics.topics import Topic
 from storage.identifiers import TopicId
 
@@ -68,9 +68,7 @@ def _compile(regex: str) -> "re2._Regexp":
     return re2.compile(regex, options)
 
 
-async def look_at(
-    directory: TopicDirectory, wanted: Iterable[TopicsWanted]
-) -> dict[TopicsWanted, TopicsSeen]:
+async def look_at(directory: GroupTopics, wanted: Iterable[TopicsWanted]) -> dict[TopicsWanted, TopicsSeen]:
     """Returns what each of these wants to know of topics, with one lookup for all. Raises
     SequencerUnavailable.
     """

@@ -24,14 +24,16 @@ from prometheus_client.registry import Collector
 
 from agent.groups.consumer.known_topics import look_at
 from agent.groups.coordinator.running_group import MachineMaker, RunningGroup, SharedByGroups
-from agent.groups.events import Answer, GroupFault, Request, Token
+from agent.groups.events import Answer, GroupFault, Request, Token, TopicsWanted
 from agent.groups.settings import GroupSettings
 from agent.metrics import Metrics
+from agent.tenants.local_topics import topics_of_tenant
 from agent.topic_directory import TopicDirectory
 from cache_ring.ring.membership import Membership
 from cache_ring.ring.ring import Ring
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.groups.groups import DeleteOutcome, Groups, can_be_id
+from sequencer.tenants.tenant_names import tenant_of
 
 log = logging.getLogger("tidelog")
 
@@ -370,13 +372,19 @@ class Coordinator:
             seen = [(running, running.seen) for running in self._loaded.values() if running.seen is not None]
             if not seen:
                 continue
+            wanted: dict[str | None, list[TopicsWanted]] = {}
+            for running, before in seen:
+                wanted.setdefault(tenant_of(running.group_id), []).append(before.asked)
             try:
-                now = await look_at(self._topics, [before.asked for _, before in seen])
+                now = {
+                    tenant: await look_at(topics_of_tenant(self._topics, tenant), asked)
+                    for tenant, asked in wanted.items()
+                }
             except SequencerUnavailable as error:
                 log.warning("topics of groups cannot be looked at", extra={"error": str(error)})
                 continue
             for running, before in seen:
-                again = now[before.asked]
+                again = now[tenant_of(running.group_id)][before.asked]
                 is_judged_again = before.asked.everything and acls is not judged_by
                 if running.seen is before and (is_judged_again or again.topics != before.topics):
                     running.show(again)

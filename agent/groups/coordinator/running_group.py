@@ -44,6 +44,7 @@ from agent.groups.streams.create_topics import create_topics
 from agent.groups.streams.topology import InternalTopic
 from agent.metrics import Metrics
 from agent.slices import Slices
+from agent.tenants.local_topics import topics_of_group
 from agent.topic_directory import TopicDirectory
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.groups.groups import Groups
@@ -158,6 +159,7 @@ class RunningGroup:
         """Handled but not yet answered. They bring rights if they are accepted."""
         self._config: Mapping[str, str] = {}
         self._shared = shared
+        self._topics = topics_of_group(shared.topics, group_id)
         self._events: deque[Request | TopicsSeen] = deque()
         self._waiting: dict[Token, asyncio.Future[Answer | GroupFault]] = {}
         self._commits: set[asyncio.Future[GroupFault | None]] = set()
@@ -377,7 +379,7 @@ class RunningGroup:
             if is_known and not created and not self._has_new_rights:
                 return answered
             self._has_new_rights = False
-            seen = (await look_at(self._shared.topics, [wanted]))[wanted]
+            seen = (await look_at(self._topics, [wanted]))[wanted]
             answered += await self._handle(seen, self._now_ms())
 
     async def _created_topics(self, answered: list[Answered]) -> bool:
@@ -392,7 +394,7 @@ class RunningGroup:
             if may_create is not None and not may_create(topic.name)
         }
         allowed = [topic for topic in missing if topic.name not in forbidden]
-        refused = await create_topics(self._shared.topics, allowed, group_id=self.group_id)
+        refused = await create_topics(self._topics, allowed, group_id=self.group_id)
         refused = {**refused, **forbidden}
         answered += await self._handle(TopicsCreated(refused=refused), self._now_ms())
         return True

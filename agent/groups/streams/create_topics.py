@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 
 from agent.groups.streams.topic_plan import listed
 from agent.groups.streams.topology import InternalTopic
-from agent.topic_directory import TopicDirectory
+from agent.tenants.local_topics import GroupTopics
+from sequencer.tenants.tenant_limits import TenantLimitReached
 from sequencer.topics.config_checks import InvalidConfig
 from sequencer.topics.topics import InvalidPartitionCount, InvalidTopicName, TopicExists
 
@@ -13,7 +14,7 @@ log = logging.getLogger("tidelog")
 
 
 async def create_topics(
-    directory: TopicDirectory, topics: Iterable[InternalTopic], *, group_id: str
+    directory: GroupTopics, topics: Iterable[InternalTopic], *, group_id: str
 ) -> Mapping[str, str]:
     """Returns why topics could not be created, by their names. A topic that exists by now is no failure.
     Raises SequencerUnavailable, CommitOutcomeUnknown.
@@ -26,7 +27,7 @@ async def create_topics(
             created.append(f"{topic.name} ({topic.partition_count})")
         except TopicExists:
             continue
-        except (InvalidConfig, InvalidTopicName, InvalidPartitionCount) as error:
+        except (InvalidConfig, InvalidTopicName, InvalidPartitionCount, TenantLimitReached) as error:
             refused[topic.name] = str(error)
     fields = {"group": group_id, "topics": listed(created)}
     if refused:

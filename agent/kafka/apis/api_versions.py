@@ -22,6 +22,7 @@ from kio.static.primitive import i16, i64
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.context import RequestContext
 from agent.kafka.served import APIS
+from agent.tenants.api_names import API_NAMES
 
 _FEATURES: Final = {"transaction.version": 2, "streams.version": 1}
 """Clients that know transaction.version 2 use it (KIP-890). streams.version 1 says that there are streams
@@ -44,13 +45,18 @@ _RANGES: Final = tuple(
     )
     for api in sorted(APIS, key=lambda api: api.key)
 )
+_RANGES_OF_TENANTS: Final = tuple(one for one in _RANGES if one.api_key in API_NAMES)
 
 
 async def handle(request: ApiVersionsRequest | None, context: RequestContext[object]) -> ApiVersionsResponse:
     code = ErrorCode.unsupported_version if request is None else _note_software(request, context)
     return ApiVersionsResponse(
         error_code=code,
-        api_keys=() if code is ErrorCode.invalid_request else _RANGES,
+        api_keys=()
+        if code is ErrorCode.invalid_request
+        else _RANGES
+        if context.connection.tenant_name is None
+        else _RANGES_OF_TENANTS,
         throttle_time=NO_THROTTLE,
         supported_features=_SUPPORTED,
         finalized_features_epoch=i64(0),

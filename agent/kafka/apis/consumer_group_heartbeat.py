@@ -47,7 +47,7 @@ async def handle(
         return _respond(ConsumerHeartbeatAnswer(fault=GroupFault.INVALID_REQUEST, message=problem))
     if not may(Operation.READ, GROUP, request.group_id, context):
         return _respond(ConsumerHeartbeatAnswer(fault=GroupFault.NOT_AUTHORIZED))
-    names = frozenset(request.subscribed_topic_names or ())
+    names = frozenset(map(context.known_as, request.subscribed_topic_names or ()))
     if len(permitted(Operation.DESCRIBE, TOPIC, names, context)) < len(names):
         return _respond(ConsumerHeartbeatAnswer(fault=GroupFault.TOPIC_NOT_AUTHORIZED))
     event = ConsumerHeartbeat(
@@ -76,7 +76,7 @@ async def handle(
 
 
 def _may_see(name: str, context: RequestContext[UsesCoordinator]) -> bool:
-    return is_silently_allowed(Operation.DESCRIBE, TOPIC, name, context)
+    return is_silently_allowed(Operation.DESCRIBE, TOPIC, context.known_as(name), context)
 
 
 def _problems(

@@ -37,7 +37,7 @@ _MOST_REMOVED: Final = 10_000
 async def handle(request: DeleteAclsRequest, context: RequestContext[_Uses]) -> DeleteAclsResponse:
     try:
         check_acl_access(Operation.ALTER, context)
-        outcomes = [_checked(entry) for entry in request.filters]
+        outcomes = [_checked(entry, context) for entry in request.filters]
         filters = [outcome for outcome in outcomes if isinstance(outcome, AclFilter)]
         async with acl_refusals():
             removed = await context.parts.sequencer.acls.remove(filters, _MOST_REMOVED)
@@ -51,9 +51,9 @@ async def handle(request: DeleteAclsRequest, context: RequestContext[_Uses]) -> 
     )
 
 
-def _checked(entry: DeleteAclsFilter) -> AclFilter | DeleteAclsFilterResult:
+def _checked(entry: DeleteAclsFilter, context: RequestContext[_Uses]) -> AclFilter | DeleteAclsFilterResult:
     try:
-        return filter_of(entry)
+        return filter_of(entry, context)
     except AdministrationRefused as error:
         return _refused(error)
 

@@ -31,7 +31,7 @@ async def handle(request: DescribeAclsRequest, context: RequestContext[_Uses]) -
         authorizer = context.parts.authorizer
         async with acl_refusals():
             found = await context.parts.sequencer.acls.matching(
-                filter_of(request), authorizer.settings.max_acls, authorizer.settings.acl_page
+                filter_of(request, context), authorizer.settings.max_acls, authorizer.settings.acl_page
             )
     except ADMINISTRATION_ERRORS as error:
         return DescribeAclsResponse(

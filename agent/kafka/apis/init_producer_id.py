@@ -19,7 +19,7 @@ from agent.kafka.api import NO_THROTTLE
 from agent.kafka.authorization import CLUSTER, TOPIC, TRANSACTIONAL_ID, may, note_refusal
 from agent.kafka.context import RequestContext
 from agent.kafka.transactions import AWAY, can_be_transactional_id
-from agent.kafka.uses import UsesReads, UsesSequencer
+from agent.kafka.uses import UsesReads, UsesSequencer, UsesTransactionalIds
 from sequencer.commits.producers import ProducerIdentity
 from sequencer.commits.transactions import (
     EndCause,
@@ -37,7 +37,7 @@ _TRIES: Final = 5
 _FIRST_WITH_FENCED: Final = 4
 
 
-class _Uses(UsesSequencer, UsesReads, Protocol):
+class _Uses(UsesSequencer, UsesReads, UsesTransactionalIds, Protocol):
     """The parts that this API uses."""
 
 
@@ -84,6 +84,7 @@ async def _initialize_transactions(
         for _ in range(_TRIES):
             found = await transactions.initialize(request.transactional_id, timeout_ms, asked)
             if isinstance(found, ProducerIdentity):
+                context.parts.transactional_ids.note(found.producer_id, request.transactional_id)
                 return _given(found)
             if isinstance(found, TransactionRefusal):
                 knows_fenced = context.api_version >= _FIRST_WITH_FENCED

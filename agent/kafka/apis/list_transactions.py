@@ -57,13 +57,22 @@ async def handle(
             one
             async for one in _looked_at(request, context)
             if _is_wanted(one, request)
-            and (pattern is None or pattern.fullmatch(one.transactional_id))
+            and (pattern is None or pattern.fullmatch(_seen(one.transactional_id, context)))
             and _is_ours(one, context)
             and is_silently_allowed(Operation.DESCRIBE, TRANSACTIONAL_ID, one.transactional_id, context)
         ]
     except AWAY:
         return _respond(request, ErrorCode.coordinator_not_available)
     return _respond(request, ErrorCode.none, found)
+
+
+def _seen(transactional_id: str, context: RequestContext[_Uses]) -> str:
+    tenant = context.tenant
+    return (
+        transactional_id
+        if tenant is None or not tenant.owns(transactional_id)
+        else tenant.local(transactional_id)
+    )
 
 
 async def _looked_at(

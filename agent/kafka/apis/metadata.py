@@ -240,6 +240,8 @@ async def handle(request: MetadataRequest, context: RequestContext[_Uses]) -> En
             if request.include_topic_authorized_operations and topic.has_operations
             else topic.said
         )
+        if context.tenant is not None and said.name is not None:
+            said = replace(said, name=TopicName(context.tenant.local(said.name)))
         await encoder.add(said, topic.partitions)
     alive = brokers(context)  # last: an agent that joined meanwhile may lead a requested partition
     if not alive:

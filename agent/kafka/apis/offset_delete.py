@@ -58,7 +58,12 @@ async def handle(request: OffsetDeleteRequest, context: RequestContext[_Uses]) -
     readable = permitted(Operation.READ, TOPIC, (asked.name for asked in request.topics), context)
     judged: list[list[_Judged]] = [
         [
-            _judge(partition.partition_index, asked, topics.get(asked.name), running)
+            _judge(
+                partition.partition_index,
+                context.seen_by_client(asked.name),
+                topics.get(asked.name),
+                running,
+            )
             for partition in asked.partitions
         ]
         if asked.name in readable
@@ -76,12 +81,11 @@ async def handle(request: OffsetDeleteRequest, context: RequestContext[_Uses]) -
     )
 
 
-def _judge(
-    partition: int, asked: OffsetDeleteRequestTopic, topic: Topic | None, running: RunningGroup
-) -> _Judged:
+def _judge(partition: int, seen_name: str, topic: Topic | None, running: RunningGroup) -> _Judged:
+    """`seen_name`: the topic's name as the group's clients know it."""
     if topic is None or not 0 <= partition < topic.partition_count:
         return ErrorCode.unknown_topic_or_partition
-    if running.machine.subscribed(asked.name):
+    if running.machine.subscribed(seen_name):
         return group_code(GroupFault.SUBSCRIBED_TO_TOPIC)
     return topic.topic_id, Partition(partition)
 

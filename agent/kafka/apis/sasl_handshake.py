@@ -36,6 +36,8 @@ async def handle(request: SaslHandshakeRequest, context: RequestContext[_Uses]) 
     if session is None:
         return SaslHandshakeResponse(error_code=ErrorCode.illegal_sasl_state)
     is_offered = request.mechanism in session.mechanisms
-    login = authentication.login(request.mechanism, context.connection.host) if is_offered else None
+    server = context.connection.server_name
+    tenant = None if server is None else server.tenant
+    login = authentication.login(request.mechanism, context.connection.host, tenant) if is_offered else None
     outcome = session.handshake(request.mechanism, login, context.received_at_s, raw=context.api_version == 0)
     return SaslHandshakeResponse(error_code=_CODES[outcome], mechanisms=session.mechanisms)

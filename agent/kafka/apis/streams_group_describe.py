@@ -66,7 +66,7 @@ def _visible(group: Described, context: RequestContext[UsesCoordinator]) -> Desc
         return group
     assert group.streams is not None
     topology = group.streams.topology
-    names = frozenset[str]() if topology is None else topology.topics
+    names = frozenset[str]() if topology is None else frozenset(map(context.known_as, topology.topics))
     return group if len(permitted(Operation.DESCRIBE, TOPIC, names, context)) == len(names) else HIDES_TOPICS
 
 

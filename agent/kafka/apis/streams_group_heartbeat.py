@@ -99,7 +99,7 @@ async def handle(
         return _respond(StreamsHeartbeatAnswer(fault=GroupFault.INVALID_TOPOLOGY, message=str(error)))
     if not may(Operation.READ, GROUP, request.group_id, context):
         return _respond(StreamsHeartbeatAnswer(fault=GroupFault.NOT_AUTHORIZED))
-    names = frozenset[str]() if topology is None else topology.topics
+    names = frozenset[str]() if topology is None else frozenset(map(context.known_as, topology.topics))
     if len(permitted(Operation.DESCRIBE, TOPIC, names, context)) < len(names):
         return _respond(StreamsHeartbeatAnswer(fault=GroupFault.TOPIC_NOT_AUTHORIZED))
     endpoint = request.user_endpoint
@@ -133,7 +133,7 @@ async def handle(
 
 def _may_create(name: str, context: RequestContext[_Uses]) -> bool:
     return is_silently_allowed(Operation.CREATE, CLUSTER, CLUSTER_NAME, context) or may(
-        Operation.CREATE, TOPIC, name, context
+        Operation.CREATE, TOPIC, context.known_as(name), context
     )
 
 

@@ -53,6 +53,10 @@ async def _end(marker: WritableTxnMarker, context: RequestContext[_Uses]) -> Err
     transactions = context.parts.sequencer.transactions
     producer_id = ProducerId(marker.producer_id)
     producer = await transactions.of_producer(producer_id)
+    if context.tenant is not None and (
+        producer is None or not context.tenant.owns(producer.transactional_id)
+    ):
+        return ErrorCode.none  # as if there were no such producer: a tenant cannot see those of others
     if producer is None:
         producer = await transactions.adopt(producer_id, marker.producer_epoch)
     if producer is None:

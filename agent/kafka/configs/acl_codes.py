@@ -7,7 +7,7 @@ INVALID_REQUEST. Kafka closes the connection.
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from enum import IntEnum
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from kio.schema.errors import ErrorCode
 
@@ -82,8 +82,8 @@ def acl_of(entry: AclEntry) -> Acl:
     )
 
 
-def filter_of(entry: AclFilterEntry) -> AclFilter:
-    """Raises AdministrationRefused."""
+def filter_of(entry: AclFilterEntry, context: RequestContext[Any]) -> AclFilter:
+    """Returns what the entry selects among the ACLs of the client's tenant. Raises AdministrationRefused."""
     pattern = entry.pattern_type_filter
     return AclFilter(
         resource_type=_code_or_any(ResourceType, entry.resource_type_filter, "resourceType"),
@@ -94,6 +94,7 @@ def filter_of(entry: AclFilterEntry) -> AclFilter:
         host=entry.host_filter,
         operation=_code_or_any(Operation, entry.operation, "operation"),
         permission=_code_or_any(Permission, entry.permission_type, "permissionType"),
+        within="" if context.tenant is None else context.tenant.prefix,
     )
 
 

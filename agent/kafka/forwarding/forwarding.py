@@ -47,6 +47,7 @@ from cache_ring.peers.peer_proof import NotAPeer
 from cache_ring.peers.peer_tls import PeerTls
 from cache_ring.ring.membership import Membership
 from sequencer.cluster.agents import AgentAddress, LiveAgent
+from sequencer.tenants.tenant_names import prefix_of
 from storage.identifiers import NodeId
 
 _CORRELATION_ID_BYTES: Final = 4
@@ -322,7 +323,9 @@ class ConnectionForwards:
     def _coordinator(self, group: str) -> LiveAgent | None:
         """Returns the agent to ask. None: this one."""
         membership = self._forwarding.membership
-        agent, self_ = membership.ring.coordinator(f"group/{group}"), membership.self_
+        tenant = self._state.tenant_name  # the request has the names that the tenant's clients know
+        of_all = group if tenant is None else prefix_of(tenant) + group
+        agent, self_ = membership.ring.coordinator(f"group/{of_all}"), membership.self_
         if agent is None or self_ is None or agent.node_id == self_.node_id:
             return None
         return agent
@@ -350,7 +353,7 @@ class ConnectionForwards:
                 )
             except LinkLost:
                 pass
-        return await request.api.code.handle(request.payload, context)
+        return await self._forwarding.dispatch.respond(request, context)
 
     async def _ask(
         self, coordinator: LiveAgent, frame: bytes, request: Request, context: RequestContext[UsesOverload]

@@ -258,7 +258,7 @@ def _one_endpoint(context: RequestContext[UsesRouting]) -> Endpoint | None:
     if context.settings.one_address is None:
         return None
     host, port = split_address(context.settings.one_address)
-    return Endpoint(node_id=ONE_NODE, host=host, port=port, zone=None)
+    return Endpoint(node_id=ONE_NODE, host=_host_for(context, host), port=port, zone=None)
 
 
 def _endpoint(context: RequestContext[UsesRouting], agent: LiveAgent) -> Endpoint | None:
@@ -266,4 +266,11 @@ def _endpoint(context: RequestContext[UsesRouting], agent: LiveAgent) -> Endpoin
     named = agent.address.of_listener(context.connection.listener.name)
     if named is None:
         return None
-    return Endpoint(node_id=agent.node_id, host=named.host, port=named.port, zone=agent.address.zone)
+    host = _host_for(context, named.host)
+    return Endpoint(node_id=agent.node_id, host=host, port=named.port, zone=agent.address.zone)
+
+
+def _host_for(context: RequestContext[UsesRouting], host: str) -> str:
+    """A client that came by its tenant's server name is sent on by such names."""
+    server = context.connection.server_name
+    return host if server is None else server.of_host(host)

@@ -46,6 +46,9 @@ from agent.quotas.timed import Timed
 from agent.read_path.watch import Watch
 from agent.security.sasl.session import SaslSession
 from agent.settings import AgentSettings
+from agent.tenants.known_tenants import KnownTenants
+from agent.tenants.tenant_parts import TenantParts
+from agent.tenants.usage import UsageMeter
 from sequencer.database.fair_queue import ASKED_BY, Asker
 
 log = logging.getLogger("tidelog")
@@ -68,6 +71,8 @@ class Shared:
     memory: MemoryBudget
     unauthenticated: Unauthenticated
     metrics: Metrics
+    tenants: KnownTenants
+    usage: UsageMeter
     forwarding: Forwarding | None = None
     """Set in one-address mode."""
     buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(_SHARED_BUFFER_BYTES)))
@@ -85,6 +90,8 @@ class _InFlight:
     """True if it has started and the requests behind it wait for it."""
     turn: Turn | None = None
     watch: Watch | None = None
+    tenant: str | None = None
+    """Who pays for it: the tenant of a client that came to this agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,6 +384,13 @@ class KafkaConnection(asyncio.BufferedProtocol):
             )
             if api.order in _TAKES_TURNS:
                 entry.turn = self._turns.next()
+        tenant, parts = None, shared.parts
+        tenant_name = self.state.tenant_name
+        if tenant_name is not None and (tenant := shared.tenants.get(tenant_name)) is not None:
+            parts = shared.tenants.parts_of(tenant, lambda tenant: TenantParts(shared.parts, tenant))
+            if self.state.forwarded_by is None:
+                entry.tenant = tenant_name
+                shared.usage.note(tenant_name, request.size_bytes, 0, 1)
         context = RequestContext(
             api_key=api.key,
             api_version=request.version,
@@ -384,7 +398,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
             client_zone=zone_of_client(request.client_id) or self.state.zone or shared.settings.zone,
             connection=self.state,
             settings=shared.settings,
-            parts=shared.parts,
+            parts=parts,
+            tenant=tenant,
             request_bytes=request.size_bytes,
             received_at_s=received_at_s,
             memory=entry.reservation,
@@ -392,6 +407,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
             watch=entry.watch,
         )
         refusal = None if self.state.sasl is None else self.state.sasl.refusal(api.key, self._loop.time())
+        if tenant_name is not None:
+            refusal = refusal or shared.tenants.refusal(tenant_name, api.key)
         if refusal is not None:
             entry.response.set_exception(CloseConnection(refusal))
         elif shared.parts.quotas.limits(QuotaKind.REQUEST) or not shared.dispatch.begin(
@@ -519,6 +536,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
             if self._lost or self._transport.is_closing():
                 return
             self._shared.metrics.traffic.response_bytes += sum(map(len, buffers))
+            if entry.tenant is not None:
+                self._shared.usage.note(entry.tenant, 0, sum(map(len, buffers)), 0)
             self._transport.writelines(buffers)
 
     def _finish_first(self) -> None:

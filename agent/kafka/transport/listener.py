@@ -31,7 +31,9 @@ from agent.security.tls.failure import HandshakeFailed
 from agent.security.tls.principal_mapping import NoRuleMatches, PrincipalMapping
 from agent.security.tls.transport import TlsTransport
 from agent.security.tls.x509 import BadCertificate, subject_of
+from agent.tenants.server_names import ServerName, asked_tenant
 from sequencer.security.credentials import CredentialKey
+from sequencer.tenants.tenant_names import prefix_of, tenant_of
 
 log = logging.getLogger("tidelog")
 
@@ -183,16 +185,27 @@ class Listener:
         certificate = tls.peer_certificate
         if certificate is None and listener.client_auth is ClientAuth.REQUIRED:
             raise HandshakeFailed("certificate", "there is no certificate")
+        server = asked_tenant(
+            tls.asked_name, self._shared.tenants.settings.tenant_server_names, listener.advertised_host
+        )
         if certificate is None or listener.security_protocol.has_sasl:
-            return self._new_connection(listener, ANONYMOUS)
+            principal = ANONYMOUS
+            if server is not None and not listener.security_protocol.has_sasl:
+                principal = Principal(prefix_of(server.tenant) + ANONYMOUS.name)
+            return self._new_connection(listener, principal, server)
         try:
             name = self._mapping.name(subject_of(certificate))
         except (BadCertificate, NoRuleMatches) as unnamed:
             raise HandshakeFailed("principal", str(unnamed)) from None
-        return self._new_connection(listener, Principal(name))
+        if server is not None and tenant_of(name) != server.tenant:
+            raise HandshakeFailed("tenant", f"the certificate does not name a user of tenant {server.tenant}")
+        return self._new_connection(listener, Principal(name), server)
 
-    def _new_connection(self, listener: KafkaListener, principal: Principal) -> KafkaConnection:
+    def _new_connection(
+        self, listener: KafkaListener, principal: Principal, server: ServerName | None = None
+    ) -> KafkaConnection:
         connection = KafkaConnection(self._shared, next(self._ids), self._opened, self._ended)
+        connection.state.server_name = server
         connection.state.listener, connection.state.principal = listener, principal
         return connection
 

@@ -54,9 +54,10 @@ class _Patterns(Generic[Entry]):
     lengths: tuple[int, ...] = ()
     """The distinct lengths of the prefixes, ascending."""
 
-    def matching(self, name: str) -> list[Entry]:
+    def matching(self, name: str, scope: str) -> list[Entry]:
         """Returns the entries of all patterns that match this resource."""
-        found = [entry for literal in (name, ANY_NAME) if (entry := self.literal.get(literal)) is not None]
+        literals = (name, scope + ANY_NAME)
+        found = [entry for literal in literals if (entry := self.literal.get(literal)) is not None]
         length = len(name)
         for prefix_length in self.lengths:
             if prefix_length > length:
@@ -165,24 +166,26 @@ class AclIndex:
         name: str,
         *,
         open_if_no_acl: bool,
+        scope: str = "",
     ) -> int:
         """Returns the bits of the operations that are allowed. `hosts`: what an ACL may name for the client's
         host, ANY_HOST too. `open_if_no_acl`: a resource that no ACL
-        matches is open to all.
+        matches is open to all. `scope`: the prefix of the principal's tenant, whose ACLs for all names and
+        for all principals have names of the tenant.
         """
         allowed = denied = 0
-        for owner in (principal, ANY_PRINCIPAL):
+        for owner in (principal, _any_principal(scope)):
             patterns = self._of.get((resource_type, owner))
             if patterns is None:
                 continue
-            for bits_of in patterns.matching(name):
+            for bits_of in patterns.matching(name, scope):
                 for host in hosts:
                     bits = bits_of.get(host)
                     if bits is not None:
                         allowed |= bits[0]
                         denied |= bits[1]
         if not allowed and not denied:
-            is_open = open_if_no_acl and not self._named.get(resource_type, _NO_NAMES).matching(name)
+            is_open = open_if_no_acl and not self._named.get(resource_type, _NO_NAMES).matching(name, scope)
             return EVERY_OPERATION if is_open else NO_OPERATION
         return _implied(allowed) & ~(EVERY_OPERATION if denied & _ALL else denied)
 
@@ -194,6 +197,7 @@ class AclIndex:
         resource_type: ResourceType,
         *,
         open_if_no_acl: bool,
+        scope: str = "",
     ) -> bool:
         """Returns whether the operation is allowed on any resource of the type (KIP-679).
 
@@ -201,14 +205,19 @@ class AclIndex:
         denied. It costs a step for each pattern of the principal.
         """
         everywhere = self.operations(
-            principal, hosts, resource_type, _ANY_RESOURCE, open_if_no_acl=open_if_no_acl
+            principal,
+            hosts,
+            resource_type,
+            scope + _ANY_RESOURCE,
+            open_if_no_acl=open_if_no_acl,
+            scope=scope,
         )
         if everywhere & 1 << operation:
             return True
         bits = 1 << operation | _ALL
         allowed: dict[PatternType, set[str]] = {kind: set() for kind in PatternType}
         denied: dict[PatternType, set[str]] = {kind: set() for kind in PatternType}
-        for owner in (principal, ANY_PRINCIPAL):
+        for owner in (principal, _any_principal(scope)):
             patterns = self._of.get((resource_type, owner), _NO_PATTERNS)
             for kind, table in (
                 (PatternType.LITERAL, patterns.literal),
@@ -220,9 +229,9 @@ class AclIndex:
                         allowed[kind].add(name)
                     if any(one[1] & bits for one in found):
                         denied[kind].add(name)
-        if ANY_NAME in denied[PatternType.LITERAL]:
+        if scope + ANY_NAME in denied[PatternType.LITERAL]:
             return False
-        if ANY_NAME in allowed[PatternType.LITERAL]:
+        if scope + ANY_NAME in allowed[PatternType.LITERAL]:
             return True
         literals = allowed[PatternType.LITERAL] - denied[PatternType.LITERAL]
         prefixes = denied[PatternType.PREFIXED]
@@ -230,6 +239,11 @@ class AclIndex:
             not any(name[:length] in prefixes for length in range(1, len(name) + 1))
             for name in chain(literals, allowed[PatternType.PREFIXED])
         )
+
+
+def _any_principal(scope: str) -> str:
+    kind, colon, name = ANY_PRINCIPAL.partition(":")
+    return f"{kind}{colon}{scope}{name}"
 
 
 def _implied(allowed: int) -> int:

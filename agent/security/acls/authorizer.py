@@ -5,6 +5,10 @@ Promises:
 - Until the first snapshot of the ACLs was read, all others may do nothing.
 - If there is no authorizer, or for a super user, a check costs one attribute: `Rights.is_unrestricted`.
 - A decision always reads the newest snapshot. What is remembered of an older one is dropped.
+- A client of a tenant may do nothing outside its tenant, whatever the ACLs and settings say. Its tenant's
+  admins, or all of its clients if there is no authorizer, may do everything inside, except what would reach
+  other tenants.
+- A client of no tenant that is not unrestricted may do nothing with what belongs to a tenant.
 - What is remembered is bounded: for each client, for all clients together, and in the length of names.
 
 Pure, except for the log of refusals. `known_acls.py` brings the snapshots. No word of Kafka's protocol is
@@ -21,11 +25,17 @@ from agent.security.acls.denials import Denials
 from agent.security.acls.settings import AuthorizationSettings, principals_of
 from agent.security.principal import Principal
 from sequencer.security.acl import ANY_HOST, CLUSTER_NAME, Operation, ResourceType
+from sequencer.tenants.tenant_names import prefix_of, tenant_of
 
 LONGEST_REMEMBERED: Final = 249
 """The most characters of a name whose decision is remembered: the longest name of a topic. Clients may ask
 for names of megabytes.
 """
+
+_BEYOND_TENANT: Final = (
+    1 << Operation.CLUSTER_ACTION | 1 << Operation.DESCRIBE_CONFIGS | 1 << Operation.ALTER_CONFIGS
+)
+"""Operations on the cluster that no client of a tenant has: agents belong to all tenants together."""
 
 
 def spellings(host: str) -> tuple[str, ...]:
@@ -54,6 +64,7 @@ class Rights:
         "_name",
         "_open_if_no_acl",
         "_operations",
+        "_scope",
         "_some",
         "host",
         "is_unrestricted",
@@ -63,7 +74,9 @@ class Rights:
     def __init__(self, authorizer: "Authorizer", principal: Principal, host: str) -> None:
         self.principal = principal
         self.host = host
-        self.is_unrestricted = authorizer.is_unrestricted(principal)
+        tenant = tenant_of(principal.name)
+        self._scope = "" if tenant is None else prefix_of(tenant)
+        self.is_unrestricted = tenant is None and authorizer.is_unrestricted(principal)
         """True: every check is passed."""
         self._authorizer = authorizer
         self._name = str(principal)
@@ -78,6 +91,23 @@ class Rights:
         """Returns the operations that are allowed on a resource, one bit each."""
         if self.is_unrestricted:
             return EVERY_OPERATION
+        if self._scope:
+            return self._operations_in_tenant(resource_type, name)
+        return NO_OPERATION if tenant_of(name) is not None else self._decided(resource_type, name)
+
+    def _operations_in_tenant(self, resource_type: ResourceType, name: str) -> int:
+        is_cluster = resource_type is ResourceType.CLUSTER
+        if is_cluster:
+            name = self._scope + name
+        if not name.startswith(self._scope):
+            return NO_OPERATION
+        if self._authorizer.is_admin(self._name) or not self._authorizer.is_on:
+            found = EVERY_OPERATION
+        else:
+            found = self._decided(resource_type, name)
+        return found & ~_BEYOND_TENANT if is_cluster else found
+
+    def _decided(self, resource_type: ResourceType, name: str) -> int:
         index = self._authorizer.index
         if index is not self._index:
             self._forget(index)
@@ -87,7 +117,12 @@ class Rights:
         if index is None:
             return NO_OPERATION
         found = index.operations(
-            self._name, self._hosts, resource_type, name, open_if_no_acl=self._open_if_no_acl
+            self._name,
+            self._hosts,
+            resource_type,
+            name,
+            open_if_no_acl=self._open_if_no_acl,
+            scope=self._scope,
         )
         if self._most_known and len(name) <= LONGEST_REMEMBERED:
             if len(self._operations) >= self._most_known:
@@ -103,6 +138,8 @@ class Rights:
         """Returns whether the operation is allowed on any resource of the type."""
         if self.is_unrestricted:
             return True
+        if self._scope and (self._authorizer.is_admin(self._name) or not self._authorizer.is_on):
+            return True
         index = self._authorizer.index
         if index is not self._index:
             self._forget(index)
@@ -111,7 +148,12 @@ class Rights:
         known = self._some.get((operation, resource_type))
         if known is None:
             known = self._some[operation, resource_type] = index.allows_some(
-                self._name, self._hosts, operation, resource_type, open_if_no_acl=self._open_if_no_acl
+                self._name,
+                self._hosts,
+                operation,
+                resource_type,
+                open_if_no_acl=self._open_if_no_acl,
+                scope=self._scope,
             )
         return known
 
@@ -132,6 +174,8 @@ class Authorizer:
         self.index: AclIndex | None = None
         """The newest snapshot. None: there was none yet."""
         self._super_users = principals_of(settings.super_users)
+        self.admins: frozenset[str] = frozenset()
+        """The principals that may do everything in their tenant."""
         self._rights: WeakValueDictionary[tuple[Principal, str], Rights] = WeakValueDictionary()
         self._remembered = 0
         """Decisions remembered since all were last dropped. There are at most as many now."""
@@ -142,6 +186,12 @@ class Authorizer:
 
     def is_unrestricted(self, principal: Principal) -> bool:
         return not self.is_on or str(principal) in self._super_users
+
+    def take_admins(self, admins: frozenset[str]) -> None:
+        self.admins = admins
+
+    def is_admin(self, principal: str) -> bool:
+        return principal in self.admins or principal in self._super_users
 
     def rights(self, principal: Principal, host: str) -> Rights:
         """Returns the rights of a client. They are kept for as long as a caller holds them."""

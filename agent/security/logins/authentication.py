@@ -20,6 +20,7 @@ from agent.security.sasl.session import SaslSession
 from agent.security.sasl.settings import OAUTHBEARER, PLAIN, SaslSettings
 from agent.security.sasl.steps import SaslRefused
 from sequencer.security.credentials import ScramMechanism, UserCredentials
+from sequencer.tenants.tenant_names import prefix_of
 
 log = logging.getLogger("tidelog")
 
@@ -56,6 +57,7 @@ class Authentication:
                 audience=settings.oauth_audience,
                 principal_claim=settings.oauth_principal_claim,
                 clock_skew_s=settings.oauth_clock_skew_s,
+                tenant_claim=settings.oauth_tenant_claim,
             )
             self._tokens = (TokenKeys(settings, clock), rules)
 
@@ -82,15 +84,18 @@ class Authentication:
         longest_s = self.settings.connections_max_reauth_ms / 1000
         return SaslSession(mechanisms, longest_s or None) if mechanisms else None
 
-    def login(self, mechanism: str, host: str) -> Login:
-        """Returns a new login by one of `mechanisms_of`."""
+    def login(self, mechanism: str, host: str, tenant: str | None = None) -> Login:
+        """Returns a new login by one of `mechanisms_of`. `tenant`: the client came by its server name, and is
+        a user of that tenant, under the name that it has there.
+        """
+        prefix = "" if tenant is None else prefix_of(tenant)
         decoy_iterations = self.settings.sasl_decoy_iterations
         if mechanism == PLAIN:
-            return PasswordLogin(self.known, self.passwords, decoy_iterations, host)
+            return PasswordLogin(self.known, self.passwords, decoy_iterations, host, prefix)
         if mechanism == OAUTHBEARER:
             assert self._tokens is not None, "the settings name OAUTHBEARER"
-            return TokenLogin(*self._tokens)
-        return ScramLogin(ScramMechanism(mechanism), self.known, decoy_iterations)
+            return TokenLogin(*self._tokens, prefix)
+        return ScramLogin(ScramMechanism(mechanism), self.known, decoy_iterations, prefix)
 
     def note_success(self, connection: ConnectionState, mechanism: str) -> None:
         connection_principal = str(connection.principal)
@@ -105,6 +110,15 @@ class Authentication:
             "login failed", extra=_fields(connection, mechanism) | {"user": user, "reason": str(refused)}
         )
         return self._failures.delay_s(connection.host, self._clock())
+
+    def note_http_failure(self, host: str, refused: SaslRefused) -> float:
+        """The same for a request of the HTTP side."""
+        self._metrics.logins.labels("HTTP", "failed").inc()
+        user = (refused.user or "")[:_LOGGED_CHARACTERS]
+        log.warning(
+            "login failed", extra={"peer": host, "mechanism": "HTTP", "user": user, "reason": str(refused)}
+        )
+        return self._failures.delay_s(host, self._clock())
 
 
 def _fields(connection: ConnectionState, mechanism: str) -> dict[str, object]:

@@ -9,6 +9,7 @@ Promises:
 
 import secrets
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from agent.security.logins.known_credentials import KnownCredentials
@@ -33,7 +34,11 @@ class Login(Protocol):
 
 
 class ScramLogin:
-    def __init__(self, mechanism: ScramMechanism, known: KnownCredentials, decoy_iterations: int) -> None:
+    def __init__(
+        self, mechanism: ScramMechanism, known: KnownCredentials, decoy_iterations: int, prefix: str = ""
+    ) -> None:
+        """`prefix`: of the tenant that the server's name names."""
+        self._prefix = prefix
         self._mechanism = mechanism
         self._known = known
         self._decoy_iterations = decoy_iterations
@@ -43,7 +48,7 @@ class ScramLogin:
     async def step(self, message: bytes) -> Challenge | Proven:
         exchange = self._exchange
         if exchange.user is None:
-            user = exchange.first(message)
+            user = self._prefix + exchange.first(message)
             try:
                 found, decoy_key = await self._known.of(user), await self._known.decoy_key()
             except SequencerUnavailable as error:
@@ -54,15 +59,21 @@ class ScramLogin:
             return Challenge(data=exchange.challenge(decoy if credential is None else credential.keys))
         data = exchange.final(message)
         if self._credential is None:
-            raise SaslRefused(_WRONG, exchange.user)
+            raise SaslRefused(_WRONG, self._prefix + exchange.user)
         await _require_unchanged(self._known, self._credential)
-        return Proven(user=exchange.user, data=data, credential=self._credential.key)
+        return Proven(user=self._prefix + exchange.user, data=data, credential=self._credential.key)
 
 
 class PasswordLogin:
     def __init__(
-        self, known: KnownCredentials, passwords: Passwords, decoy_iterations: int, host: str
+        self,
+        known: KnownCredentials,
+        passwords: Passwords,
+        decoy_iterations: int,
+        host: str,
+        prefix: str = "",
     ) -> None:
+        self._prefix = prefix
         self._known = known
         self._passwords = passwords
         self._decoy_iterations = decoy_iterations
@@ -70,6 +81,7 @@ class PasswordLogin:
 
     async def step(self, message: bytes) -> Challenge | Proven:
         login = read_plain(message)
+        login = replace(login, user=self._prefix + login.user)
         try:
             found, decoy_key = await self._known.of(login.user), await self._known.decoy_key()
         except SequencerUnavailable as error:
@@ -83,7 +95,8 @@ class PasswordLogin:
 
 
 class TokenLogin:
-    def __init__(self, keys: "TokenKeys", rules: "TokenRules") -> None:
+    def __init__(self, keys: "TokenKeys", rules: "TokenRules", prefix: str = "") -> None:
+        self._prefix = prefix
         self._keys = keys
         self._rules = rules
         self._refused: SaslRefused | None = None
@@ -103,6 +116,8 @@ class TokenLogin:
         try:
             key = await self._keys.key(token_key_id(login))
             holder = check_token(login, key, self._rules, time.time())
+            if not holder.user.startswith(self._prefix):
+                raise SaslRefused("the token is not of the tenant that the server's name names", holder.user)
         except SaslRefused as refused:
             self._refused = refused
             return Challenge(data=INVALID_TOKEN)

@@ -19,6 +19,7 @@ import jwt
 
 from agent.security.sasl.steps import SaslRefused
 from sequencer.security.credentials import can_be_user
+from sequencer.tenants.tenant_names import prefix_of, tenant_of
 
 INVALID_TOKEN: Final = b'{"status":"invalid_token"}'
 """What a client whose token is refused gets. It answers with one byte, and then the login fails (RFC 7628
@@ -81,6 +82,8 @@ class TokenRules:
     audience: str
     principal_claim: str
     clock_skew_s: float
+    tenant_claim: str = ""
+    """Names the user's tenant. Empty: no token is of a tenant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +195,22 @@ def check_token(login: TokenLogin, key: VerifyingKey, rules: TokenRules, now_s: 
             raise SaslRefused("the token is of the future", user)
     if login.authzid is not None and login.authzid != user:
         raise SaslRefused("the client asks to act for another user", user)
-    return TokenHolder(user=user, valid_s=max(0.0, ends_s + rules.clock_skew_s - now_s))
+    return TokenHolder(
+        user=_of_tenant(user, claims, rules), valid_s=max(0.0, ends_s + rules.clock_skew_s - now_s)
+    )
+
+
+def _of_tenant(user: str, claims: Mapping[str, Any], rules: TokenRules) -> str:
+    """Returns the user's name in the cluster. Only the claim says that a user is of a tenant."""
+    tenant = claims.get(rules.tenant_claim) if rules.tenant_claim else None
+    if tenant is None:
+        if tenant_of(user) is not None:
+            raise SaslRefused("the name has the form of a tenant's, and no claim names the tenant", user)
+        return user
+    full = prefix_of(tenant) + user if isinstance(tenant, str) else ""
+    if tenant_of(full) != tenant or not can_be_user(full):
+        raise SaslRefused(f"the token's claim {rules.tenant_claim} names no tenant", user)
+    return full
 
 
 def _header(token: str) -> Mapping[str, Any]:

@@ -61,6 +61,18 @@ class SaslSettings(Settings):
     """The number of iterations that SCRAM shows for a user that does not exist. Set it to what your users
     have, so that nothing tells them apart.
     """
+    http_authentication: bool = False
+    """True: requests of the HTTP side need a user, by Basic or Bearer authentication. `/live` and `/ready`
+    need none. False: anybody may use all of it.
+    """
+    http_open_metrics: bool = True
+    """Whether `/metrics` needs no user. If it does, it needs DESCRIBE on the cluster, too."""
+    http_plaintext_logins: bool = False
+    """Whether users of the HTTP side may log in without TLS from other machines. Passwords and tokens are
+    then readable on the way.
+    """
+    http_token_s: int = Field(default=900, ge=10, le=86_400)
+    """How long a token of the Iceberg catalog counts. Clients ask for the next one in time."""
 
     oauth_jwks: str = ""
     """Where the identity provider's public keys are (JSON Web Key Set): `https://...` or `file:///...`
@@ -72,6 +84,8 @@ class SaslSettings(Settings):
     """What a token's `aud` must have (sasl.oauthbearer.expected.audience)."""
     oauth_principal_claim: str = Field(default="sub", min_length=1)
     """The claim that names the user (sasl.oauthbearer.sub.claim.name)."""
+    oauth_tenant_claim: str = ""
+    """The claim that names the user's tenant. A token without it is of no tenant. Empty: all are of none."""
     oauth_clock_skew_s: float = Field(default=30.0, ge=0)
     """How far the provider's clock may be from this one (sasl.oauthbearer.clock.skew.seconds)."""
     oauth_keys_refresh_s: float = Field(default=3600.0, gt=0)

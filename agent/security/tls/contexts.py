@@ -41,6 +41,10 @@ _VERIFY: Final = {
 _LEAST: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
+ASKED_NAME: Final = "asked_name"
+"""The attribute of a TLS connection that has the server's name, as the client asked for it."""
+
+
 class UnusableFiles(ValueError):
     """Certificate, key or CA cannot be read, or do not belong together."""
 
@@ -65,7 +69,13 @@ def server_context(files: TlsFiles, client_auth: ClientAuth, least_version: str)
     """Raises UnusableFiles."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = _VERIFY[client_auth]
+    context.sni_callback = _note_name
     return _filled(context, files, least_version)
+
+
+def _note_name(connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+    """Keeps the name by which the client knows this server (SNI)."""
+    setattr(connection, ASKED_NAME, name)
 
 
 def client_context(files: TlsFiles, least_version: str) -> ssl.SSLContext:

@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final, Protocol, cast
 
+from agent.security.tls.contexts import ASKED_NAME
 from agent.security.tls.failure import HandshakeFailed, failure_of
 
 _RECORD_BYTES: Final = 16_384
@@ -145,6 +146,11 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
     def peer_certificate(self) -> bytes | None:
         """The certificate that the other side proved to own, as DER."""
         return self._tls.getpeercert(binary_form=True)
+
+    @property
+    def asked_name(self) -> str | None:
+        """The server's name that the client asked for (SNI)."""
+        return getattr(self._tls, ASKED_NAME, None)
 
     def _shake_hands(self) -> None:
         if self._is_closing or self._raw is None:

@@ -68,7 +68,9 @@ class System:
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def tidelog(module_database_url: str) -> AsyncIterator[System]:
+async def tidelog(module_database_url: str, kafka_addresses: tuple[str, str]) -> AsyncIterator[System]:
+    """Begins once Kafka runs: its start blocks the event loop for longer than an agent's lease."""
+    assert kafka_addresses
     authorization = AuthorizationSettings(authorizer=True, super_users="User:admin")
     async with running(module_database_url, authorization=authorization, default_partitions=1) as agent:
         admin = await Wire.connect(agent.app.kafka_port)

@@ -134,7 +134,9 @@ def test_an_open_listener_is_said_loudly(
             all_settings(agent=AgentSettings(**agent), listeners=ListenerSettings(**listeners))
         )
 
-    assert len([record for record in caplog.records if record.message.startswith("INSECURE")]) == warnings
+    assert (
+        len([record for record in caplog.records if record.getMessage().startswith("INSECURE")]) == warnings
+    )
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,12 @@ def send(stack: Stack, topic: Topic, *pairs: tuple[str, str | None], partition: 
 
 def compact_by_key(topic: Topic) -> None:
     """No agent cleans the topic meanwhile."""
+    configure(topic, ("cleanup.policy", "compact"), ("min.cleanable.dirty.ratio", "1"))
+
+
+def configure(topic: Topic, *configs: tuple[str, str]) -> None:
     resource = confluent_kafka.admin.ConfigResource("topic", topic.name)
-    for name, value in (("cleanup.policy", "compact"), ("min.cleanable.dirty.ratio", "1")):
+    for name, value in configs:
         resource.add_incremental_config(
             confluent_kafka.admin.ConfigEntry(
                 name, value, incremental_operation=confluent_kafka.admin.AlterConfigOpType.SET
@@ -104,3 +108,22 @@ def test_fresh_of_a_topic_without_a_table_is_its_state(
     send(stack, topic, ("a", "a0"), ("b", "b1"), ("a", "a2"), ("b", None))
     for engine in ("duckdb", "spark"):
         assert rows(run, topic, "--fresh", engine=engine) == [(0, 2, "a2")]
+
+
+@pytest.mark.parametrize("engine", ["duckdb", "spark"])
+def test_fresh_has_all_new_records_of_a_topic_that_is_compacted_no_more(
+    run: Run, new_topic: Callable[[], Topic], stack: Stack, engine: str
+) -> None:
+    topic = new_topic()
+    compact_by_key(topic)
+    send(stack, topic, ("a", "a0"), ("b", "b1"))
+    asyncio.run(topic.compact())
+    configure(topic, ("cleanup.policy", "delete"))
+    send(stack, topic, ("a", "a2"), ("a", "a3"))
+
+    assert rows(run, topic, "--fresh", engine=engine) == [
+        (0, 0, "a0"),
+        (0, 1, "b1"),
+        (0, 2, "a2"),
+        (0, 3, "a3"),
+    ]

@@ -252,7 +252,7 @@ async def _respond(request: FetchRequest, context: RequestContext[_Uses]) -> Fet
     leaders = _leaders(results, context) if answer.has_failure else {}
     return FetchResponse(
         throttle_ms=context.parts.overload.of_fetch(),
-        topics=_by_topic(request, results),
+        topics=_by_topic(request, results, context),
         read_committed=plan.read_committed,
         leaders=leaders,
         endpoints=node_endpoints(context, set(leaders.values())),
@@ -303,13 +303,15 @@ def _leaders(results: Sequence[PartitionResult], context: RequestContext[_Uses])
     }
 
 
-def _by_topic(request: FetchRequest, results: Sequence[PartitionResult]) -> list[TopicResults]:
+def _by_topic(
+    request: FetchRequest, results: Sequence[PartitionResult], context: RequestContext[_Uses]
+) -> list[TopicResults]:
     topics, first = [], 0
     for asked in request.topics:
         end = first + len(asked.partitions)
         topics.append(
             TopicResults(
-                name=asked.topic,
+                name=context.seen_by_client(asked.topic),
                 topic_id=asked.topic_id,
                 results=results[first:end],
             )

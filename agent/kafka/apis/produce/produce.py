@@ -4,7 +4,8 @@ KIP-890 transactions, KIP-951 the new leader of a partition that moved).
 v0-v2 are advertised and not served (see ApiVersions). `acks` 1 and -1 mean the same: an acknowledged record
 is in the store and in the sequencer. With `acks` 0 there is no answer, and an error closes the connection, as
 in Kafka. From v12 on, transactional batches add their partition to the transaction (KIP-890). Refused:
-transactional batches without a transactional id; batches of format v0 and v1; a partition named twice.
+transactional batches without a transactional id, or whose producer id belongs to another one; batches of
+format v0 and v1; a partition named twice.
 """
 
 import asyncio
@@ -36,15 +37,18 @@ from agent.kafka.apis.produce.produce_bytes import (
     encode,
     read_request,
 )
+from agent.kafka.apis.produce.seal_batches import UsesSeals, sealed
 from agent.kafka.authorization import TOPIC as TOPIC_RESOURCE
 from agent.kafka.authorization import TRANSACTIONAL_ID, is_restricted, may, permitted
 from agent.kafka.context import RequestContext
 from agent.kafka.quota_pauses import UsesQuotaPauses, quota_throttle_ms
 from agent.kafka.routing.current_leaders import node_endpoints
 from agent.kafka.transport.vectored import Encoded
-from agent.kafka.uses import UsesOverload, UsesTopics, UsesWritePath
+from agent.kafka.uses import UsesOverload, UsesTopics, UsesTransactionalIds, UsesWritePath
 from agent.quotas.entities import QuotaKind
 from agent.settings import AgentSettings
+from agent.tenants.tenant import Tenant
+from agent.topic_keys import is_sealing
 from agent.write_path.appended_batches import Appended
 from agent.write_path.outcomes import Unassigned, WriteFailed, WriteFailure
 from sequencer.database.database import SequencerUnavailable
@@ -52,11 +56,20 @@ from sequencer.security.acl import Operation
 from sequencer.topics.topics import Topic
 from storage.batches.batch_validation import NO_TIMESTAMP_MS
 from storage.batches.produced_batches import compressed
-from storage.identifiers import TopicId
-from storage.segments.segment_batches import TOPIC, TRANSACTION, BatchTransaction
+from storage.identifiers import ProducerId, TopicId
+from storage.segments.segment_batches import PRODUCER_ID, TOPIC, TRANSACTION, BatchTransaction
 
 
-class _Uses(UsesChecks, UsesOverload, UsesQuotaPauses, UsesTopics, UsesWritePath, Protocol):
+class _Uses(
+    UsesChecks,
+    UsesSeals,
+    UsesOverload,
+    UsesQuotaPauses,
+    UsesTopics,
+    UsesTransactionalIds,
+    UsesWritePath,
+    Protocol,
+):
     """The parts that this API uses."""
 
 
@@ -79,6 +92,16 @@ class _UnderWay:
     refusals: Mapping[int, ProduceResult]
 
 
+def _of_tenant(request: ProduceRequest, tenant: Tenant) -> ProduceRequest:
+    """Returns the request with the names that the cluster knows."""
+    transactional_id = request.transactional_id
+    return replace(
+        request,
+        transactional_id=None if transactional_id is None else tenant.qualified(transactional_id),
+        topics=tuple([replace(topic, name=tenant.qualified(topic.name)) for topic in request.topics]),
+    )
+
+
 def decode(
     frame: bytes | memoryview, body_start: int, version: int, settings: AgentSettings
 ) -> ProduceRequest:
@@ -89,14 +112,18 @@ def decode(
 def begin(request: ProduceRequest, context: RequestContext[_Uses], respond: Respond) -> bool:
     """Handles a request of one small batch that is certainly accepted and waits only for its commit."""
     assert context.turn is not None, "produce requests take turns"
+    if context.tenant is not None:
+        return False
     if len(request.records) != 1 or request.acks == _NO_ACKS or _refusal(request) or not context.turn.is_next:
         return False
     named, [(start, end)] = request.topics[0], request.records
     topic = context.parts.topics.known(named.name if named.topic_id is None else TopicId(named.topic_id))
-    if topic is None or not named.partitions or not _is_allowed(request, topic, context):
+    if topic is None or not named.partitions or is_sealing(topic):
+        return False
+    if not _is_allowed(request, topic, context):
         return False
     accepted = accept_lone(topic, named.partitions[0], request.frame[start:end], context)
-    if accepted is None or not _fits_transaction(accepted, request, context):
+    if accepted is None or not _is_known_to_fit(accepted, request, context):
         return False
     request.take_frame()
     under_way = _hand_over(accepted, request, context)
@@ -111,6 +138,8 @@ def begin(request: ProduceRequest, context: RequestContext[_Uses], respond: Resp
 
 
 async def handle(request: ProduceRequest, context: RequestContext[_Uses]) -> Encoded | None:
+    if context.tenant is not None:
+        request = _of_tenant(request, context.tenant)
     verdict = _refusal(request) or _transaction_refusal(request, context)
     if verdict is None:
         try:
@@ -130,8 +159,11 @@ async def handle(request: ProduceRequest, context: RequestContext[_Uses]) -> Enc
 def _respond(request: ProduceRequest, results: ProduceResults, context: RequestContext[_Uses]) -> Encoded:
     _count(results, context)
     leaders = {result.leader for result in results.others.values() if result.leader is not None}
+    topics = request.topics
+    if context.tenant is not None:
+        topics = tuple([replace(topic, name=context.tenant.local(topic.name)) for topic in topics])
     response = ProduceResponse(
-        topics=request.topics,
+        topics=topics,
         results=results,
         throttle_ms=max(
             context.parts.overload.of_produce(),
@@ -217,12 +249,19 @@ async def _accept(request: ProduceRequest, context: RequestContext[_Uses]) -> Ac
     longest_s = context.settings.max_produce_timeout_s
     deadline_s = context.deadline_s(request.timeout_s if has_acks else longest_s, longest_s)
     try:
-        return await accept(asked, _unknown_topic(context), context, deadline_s, needs_client=has_acks)
+        accepted = await accept(asked, _unknown_topic(context), context, deadline_s, needs_client=has_acks)
     except TimeoutError:
         return ProduceResult(
             code=ErrorCode.request_timed_out,
             message="the request's timeout was over before its batches were checked",
         )
+    if isinstance(accepted, ProduceResult):
+        return accepted
+    misfit = await _misfit(accepted, request, context)
+    to_seal = {topic.topic_id for topic in topics if topic is not None and is_sealing(topic)}
+    if to_seal and misfit is None:
+        return await sealed(accepted, to_seal, context)
+    return misfit or accepted
 
 
 def _unknown_topic(context: RequestContext[_Uses]) -> ErrorCode:
@@ -247,11 +286,6 @@ async def _write(
 ) -> ProduceResults:
     assert context.turn is not None, "produce requests take turns"
     await context.turn.my_turn()
-    if not isinstance(accepted, ProduceResult) and not _fits_transaction(accepted, request, context):
-        accepted = ProduceResult(
-            code=ErrorCode.transactional_id_authorization_failed,
-            message="a transactional batch in a request without a transactional id",
-        )
     if isinstance(accepted, ProduceResult):
         context.turn.done()
         return _all(request, accepted)
@@ -263,16 +297,58 @@ async def _write(
     return _results(under_way, context)
 
 
-def _fits_transaction(accepted: Accepted, request: ProduceRequest, context: RequestContext[_Uses]) -> bool:
-    """Notes in transactional batches who adds their partitions. False: the request names no transactional
+def _is_known_to_fit(accepted: Accepted, request: ProduceRequest, context: RequestContext[_Uses]) -> bool:
+    """Returns whether a lone batch is in no transaction, or certainly in one of the request's transactional
     id.
     """
-    transactions = accepted.batches.columns[TRANSACTION]
-    if not transactions.any():
+    columns = accepted.batches.columns
+    if not columns[TRANSACTION].any():
         return True
-    adds_itself = context.api_version >= _FIRST_VERSION_THAT_ADDS_PARTITIONS
-    transactions[transactions > 0] = BatchTransaction.ADDS_ITSELF if adds_itself else BatchTransaction.ADDED
-    return request.transactional_id is not None
+    owner = context.parts.transactional_ids.known(ProducerId(int(columns[PRODUCER_ID, 0])))
+    return owner is not None and owner == request.transactional_id
+
+
+async def _misfit(
+    accepted: Accepted, request: ProduceRequest, context: RequestContext[_Uses]
+) -> ProduceResult | None:
+    """Returns why the transactional batches are in no transaction of the request's transactional id. The
+    commit does not ask: it knows a transaction by its producer id.
+    """
+    columns = accepted.batches.columns
+    are_transactional = columns[TRANSACTION] > 0
+    if not are_transactional.any():
+        return None
+    if request.transactional_id is None:
+        return ProduceResult(
+            code=ErrorCode.transactional_id_authorization_failed,
+            message="a transactional batch in a request without a transactional id",
+        )
+    producer_ids = {ProducerId(number) for number in columns[PRODUCER_ID][are_transactional].tolist()}
+    try:
+        owners = await context.parts.transactional_ids.of(producer_ids)
+    except SequencerUnavailable as error:
+        return ProduceResult(code=ErrorCode.not_enough_replicas, message=str(error))
+    if any(owner != request.transactional_id for owner in owners.values()):
+        return ProduceResult(
+            code=ErrorCode.invalid_producer_id_mapping,
+            message="the producer id belongs to another transactional id",
+        )
+    if len(owners) < len(producer_ids):
+        # Not left to the commit: by then the producer id may belong to another transactional id.
+        return ProduceResult(
+            code=ErrorCode.invalid_txn_state, message="no transactional id has the producer id"
+        )
+    return None
+
+
+def _note_who_adds(accepted: Accepted, context: RequestContext[_Uses]) -> None:
+    """Notes in transactional batches who adds their partitions."""
+    transactions = accepted.batches.columns[TRANSACTION]
+    if transactions.any():
+        adds_itself = context.api_version >= _FIRST_VERSION_THAT_ADDS_PARTITIONS
+        transactions[transactions > 0] = (
+            BatchTransaction.ADDS_ITSELF if adds_itself else BatchTransaction.ADDED
+        )
 
 
 def _hand_over(accepted: Accepted, request: ProduceRequest, context: RequestContext[_Uses]) -> _UnderWay:
@@ -281,6 +357,7 @@ def _hand_over(accepted: Accepted, request: ProduceRequest, context: RequestCont
     that.
     """
     assert context.turn is not None, "produce requests take turns"
+    _note_who_adds(accepted, context)
     write_path = context.parts.write_path
     window = None if request.acks == _NO_ACKS else context.connection.window
     appended = write_path.append(accepted.batches, window)

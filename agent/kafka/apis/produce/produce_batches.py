@@ -48,7 +48,7 @@ _TWICE = ProduceResult(
     code=ErrorCode.invalid_request, message="the request names the partition more than once"
 )
 _UNAUTHORIZED = ProduceResult(code=ErrorCode.topic_authorization_failed)
-_NO_ROOM = ProduceResult(
+NO_ROOM = ProduceResult(
     code=ErrorCode.not_enough_replicas,
     message="there is no memory now for what the topic's compression.type makes of the batches: try again",
 )
@@ -157,7 +157,7 @@ async def accept(
         raise ClientGone
     accepted = request.accepted()
     grown_bytes = sum(map(len, accepted.batches.data)) - len(asked.frame) if request.recompresses else 0
-    return accepted if grown_bytes <= 0 or context.memory.try_grow(grown_bytes) else _NO_ROOM
+    return accepted if grown_bytes <= 0 or context.memory.try_grow(grown_bytes) else NO_ROOM
 
 
 def _without(refused: Collection[int], count: int) -> NDArray[np.int64]:

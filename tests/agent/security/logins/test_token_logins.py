@@ -203,7 +203,7 @@ async def test_a_failed_fetch_logs_no_query(caplog: pytest.LogCaptureFixture, pr
             await keys.key("one")
         keys.close()
 
-    lines = [vars(record) for record in caplog.records if record.message == "token keys not fetched"]
+    lines = [vars(record) for record in caplog.records if record.getMessage() == "token keys not fetched"]
 
     assert [(line["host"], line["path"]) for line in lines] == [
         ("127.0.0.1", "/keys/gone"),

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jwt
@@ -154,6 +155,20 @@ def test_a_claim_of_ones_choice_names_the_user() -> None:
     )
 
     assert checked(a_token(client_id="service"), rules=rules).user == "service"
+
+
+def test_only_the_claim_of_tenants_makes_a_user_one_of_a_tenant() -> None:
+    rules = replace(RULES, tenant_claim="org")
+
+    assert checked(a_token(org="acme"), rules=rules).user == "acme~ann"
+    assert checked(a_token(), rules=rules).user == "ann"
+    assert checked(a_token(org="acme")).user == "ann"
+    for wrong in ("acme~beta", "ACME", "", "../acme", 7):
+        with pytest.raises(SaslRefused, match="names no tenant"):
+            checked(a_token(org=wrong), rules=rules)
+    for one in (rules, RULES):
+        with pytest.raises(SaslRefused, match="no claim names the tenant"):
+            checked(a_token(sub="acme~ann"), rules=one)
 
 
 def test_a_client_may_act_for_nobody_else() -> None:

@@ -1,0 +1,85 @@
+"""Seals the checked batches of topics with tidelog.encryption=on, before they wait for their segment.
+
+If a topic's key cannot be had, its partitions get a retriable refusal, and no others. Large batches are
+sealed in a thread.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+from kio.schema.errors import ErrorCode
+
+from agent.error_codes import ProduceResult
+from agent.kafka.apis.produce.produce_batches import NO_ROOM, Accepted
+from agent.kafka.context import RequestContext
+from agent.kafka.uses import UsesChecking, UsesTopicKeys
+from storage.batches.record_batch import read_header
+from storage.encryption.key_wrapping import KeyUnavailable
+from storage.encryption.sealed_batches import SEAL_BYTES, TopicKey
+from storage.identifiers import TopicId
+from storage.segments.segment_batches import CRC, LENGTH, PARTITION, TOPIC, PendingBatches
+
+
+class UsesSeals(UsesChecking, UsesTopicKeys, Protocol):
+    """The parts that sealing uses."""
+
+
+async def sealed(
+    accepted: Accepted, topic_ids: Collection[TopicId], context: RequestContext[UsesSeals]
+) -> Accepted | ProduceResult:
+    """Returns the batches, sealed where they belong to one of `topic_ids`."""
+    batches = accepted.batches
+    keys: dict[int, TopicKey] = {}
+    refused: dict[int, ProduceResult] = {}
+    for number, topic_id in enumerate(batches.topic_ids):
+        if topic_id in topic_ids:
+            try:
+                keys[number] = await context.parts.topic_keys.to_seal(topic_id)
+            except KeyUnavailable as error:
+                refused[number] = ProduceResult(code=ErrorCode.not_enough_replicas, message=str(error))
+    if refused:
+        accepted = _without(accepted, refused)
+        batches = accepted.batches
+    if not context.memory.try_grow(len(batches) * SEAL_BYTES):
+        return NO_ROOM
+    if sum(map(len, batches.data)) < context.settings.validation_thread_bytes:
+        return replace(accepted, batches=_seal(batches, keys))
+    found = await context.parts.checking.run_for(
+        context.connection.connection_id, lambda: _seal(batches, keys)
+    )
+    return replace(accepted, batches=found)
+
+
+def _seal(batches: PendingBatches, keys: Mapping[int, TopicKey]) -> PendingBatches:
+    columns, data = batches.columns.copy(), list(batches.data)
+    places = zip(columns[TOPIC].tolist(), columns[PARTITION].tolist(), strict=True)
+    for index, (topic, partition) in enumerate(places):
+        key = keys.get(topic)
+        if key is not None:
+            batch = memoryview(key.seal(data[index], partition))
+            data[index] = batch
+            columns[LENGTH, index] = len(batch)
+            columns[CRC, index] = read_header(batch).crc
+    return replace(batches, columns=columns, data=data)
+
+
+def _without(accepted: Accepted, refused: Mapping[int, ProduceResult]) -> Accepted:
+    """Returns the batches without those of refused topics. Topics without batches stay in `topic_ids`."""
+    columns = accepted.batches.columns
+    topics = columns[TOPIC].tolist()
+    kept = [index for index, topic in enumerate(topics) if topic not in refused]
+    refusals = {
+        accepted.numbers[index]: refused[topic] for index, topic in enumerate(topics) if topic in refused
+    }
+    return Accepted(
+        batches=replace(
+            accepted.batches,
+            columns=np.take(columns, kept, axis=1),
+            data=[accepted.batches.data[index] for index in kept],
+        ),
+        numbers=[accepted.numbers[index] for index in kept],
+        times_ms=[accepted.times_ms[index] for index in kept],
+        refusals={**accepted.refusals, **refusals},
+    )

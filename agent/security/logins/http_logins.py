@@ -1,0 +1,176 @@
+"""Logins of the HTTP side: each request proves its user by Basic, by a provider's token, or by a token of the
+Iceberg catalog (docs/security.md#http).
+
+Promises:
+- A request gets a user or raises SaslRefused, CannotCheck or TooManyFailures. The client of a refused one
+  learns neither whether the user exists nor what was wrong.
+- A failed login waits as one by SASL does, and counts with those of its host. At most `_MOST_WAITING` answers
+  per host wait at once.
+- A token of the catalog counts on each agent of the cluster, until it expires or its credential is changed or
+  deleted.
+
+The catalog's tokens are no JWTs, so none can be taken for a provider's, and no header names an algorithm.
+Their key is derived from a secret in Postgres.
+"""
+
+import asyncio
+import base64
+import binascii
+import hmac
+import json
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+from urllib.parse import unquote_plus
+
+from agent.security.acls.authorizer import Authorizer, Rights
+from agent.security.logins.authentication import Authentication
+from agent.security.principal import Principal
+from agent.security.sasl.settings import OAUTHBEARER, PLAIN
+from agent.security.sasl.steps import CannotCheck, Challenge, Proven, SaslRefused
+from sequencer.database.database import SequencerUnavailable
+from sequencer.security.credentials import Credential, CredentialKey
+from sequencer.tenants.tenant_names import tenant_of
+
+_PREFIX: Final = b"tidelog."
+_PURPOSE: Final = b"tokens of the Iceberg catalog"
+_LONGEST_HEADER: Final = 16_384
+_MOST_WAITING: Final = 16
+
+
+class TooManyFailures(Exception):
+    """Failed logins of this host wait for their answers. The next one is not even looked at."""
+
+
+class HttpLogins:
+    def __init__(
+        self, authentication: Authentication, authorizer: Authorizer, wall_clock: Callable[[], float]
+    ) -> None:
+        """`wall_clock`: seconds since 1970."""
+        self._authentication = authentication
+        self._authorizer = authorizer
+        self._wall_clock = wall_clock
+        self._waiting: Counter[str] = Counter()
+
+    @property
+    def takes_passwords(self) -> bool:
+        return any(name != OAUTHBEARER for name in self._authentication.settings.mechanisms)
+
+    async def rights(self, authorization: bytes, host: str) -> Rights:
+        """Returns the rights of the user that the header `Authorization` proves."""
+        proven = await self._guarded(self._proven(authorization, host), host)
+        return self._authorizer.rights(Principal(proven.user), host)
+
+    async def exchange(self, user: bytes, password: bytes, host: str) -> tuple[str, int]:
+        """Returns a token for a user's password, and its life in seconds."""
+        proven = await self._guarded(self._by_password(b"\0".join((b"", user, password)), host), host)
+        return await self._token_of(proven)
+
+    async def refresh(self, token: bytes, host: str) -> tuple[str, int]:
+        """Returns a new token for one that still counts."""
+        return await self._token_of(await self._guarded(self._by_own_token(token), host))
+
+    async def _guarded(self, login: Coroutine[Any, Any, Proven], host: str) -> Proven:
+        if self._waiting[host] >= _MOST_WAITING:
+            login.close()
+            raise TooManyFailures
+        try:
+            proven = await login
+            if tenant_of(proven.user) is not None:
+                raise SaslRefused(
+                    "the HTTP side knows no tenants: its names are those of the cluster", proven.user
+                )
+            return proven
+        except SaslRefused as refused:
+            delay_s = self._authentication.note_http_failure(host, refused)
+            self._waiting[host] += 1
+            try:
+                await asyncio.sleep(delay_s)
+            finally:
+                self._waiting[host] -= 1
+                if not self._waiting[host]:
+                    del self._waiting[host]
+            raise
+        except SequencerUnavailable as error:
+            raise CannotCheck(str(error)) from error
+
+    async def _proven(self, authorization: bytes, host: str) -> Proven:
+        if len(authorization) > _LONGEST_HEADER:
+            raise SaslRefused(f"the header Authorization has more than {_LONGEST_HEADER} bytes")
+        scheme, _, proof = authorization.partition(b" ")
+        proof = proof.strip()
+        if scheme.lower() == b"basic":
+            user, password = basic_parts(proof)
+            return await self._by_password(b"\0".join((b"", user, password)), host)
+        if scheme.lower() != b"bearer":
+            raise SaslRefused("the header Authorization is neither Basic nor Bearer")
+        if proof.startswith(_PREFIX):
+            return await self._by_own_token(proof)
+        if OAUTHBEARER not in self._authentication.settings.mechanisms:
+            raise SaslRefused("no identity provider is set")
+        found = await self._authentication.login(OAUTHBEARER, host).step(
+            b"n,,\x01auth=Bearer " + proof + b"\x01\x01"
+        )
+        if isinstance(found, Challenge):
+            raise SaslRefused("the token is refused")
+        return found
+
+    async def _by_password(self, message: bytes, host: str) -> Proven:
+        if not self.takes_passwords:
+            raise SaslRefused("TIDELOG_SASL_MECHANISMS has no mechanism with passwords")
+        found = await self._authentication.login(PLAIN, host).step(message)
+        assert isinstance(found, Proven), "PLAIN has one step"
+        return found
+
+    async def _key(self) -> bytes:
+        return hmac.digest(await self._authentication.known.decoy_key(), _PURPOSE, "sha256")
+
+    async def _token_of(self, proven: Proven) -> tuple[str, int]:
+        key = proven.credential
+        assert key is not None, "a password or an own token proves a credential"
+        change = next((one.change for one in await self._credentials(key.user) if one.key == key), None)
+        if change is None:
+            raise SaslRefused("the credential was deleted meanwhile", key.user)
+        life_s = self._authentication.settings.http_token_s
+        claims = [key.user, key.mechanism.value, change, int(self._wall_clock()) + life_s]
+        body = base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b"=")
+        return (_PREFIX + body + b"." + _signature(await self._key(), body)).decode(), life_s
+
+    async def _by_own_token(self, token: bytes) -> Proven:
+        body, _, signature = token.removeprefix(_PREFIX).partition(b".")
+        try:
+            key = await self._key()
+        except SequencerUnavailable as error:
+            raise CannotCheck(str(error)) from error
+        if not hmac.compare_digest(signature, _signature(key, body)):
+            raise SaslRefused("the token is not of this cluster")
+        user, mechanism, change, ends_s = json.loads(base64.urlsafe_b64decode(body + b"=" * (-len(body) % 4)))
+        if self._wall_clock() >= ends_s:
+            raise SaslRefused("the token has expired", user)
+        for one in await self._credentials(user):
+            if one.key.mechanism.value == mechanism and one.change == change:
+                return Proven(user=user, credential=CredentialKey(user, one.key.mechanism))
+        raise SaslRefused("the token's credential was changed or deleted", user)
+
+    async def _credentials(self, user: str) -> tuple[Credential, ...]:
+        return await self._authentication.known.of(user)
+
+
+def basic_parts(proof: bytes, *, form_encoded: bool = False) -> tuple[bytes, bytes]:
+    """Returns user and password. `form_encoded`: as OAuth2 wants (RFC 6749 2.3.1). Raises SaslRefused."""
+    try:
+        user, colon, password = base64.b64decode(proof, validate=True).partition(b":")
+    except (binascii.Error, ValueError):
+        raise SaslRefused("the header Authorization is not base64") from None
+    if not colon:
+        raise SaslRefused("the header Authorization has no password")
+    if form_encoded:
+        return (
+            unquote_plus(user.decode("latin-1")).encode(),
+            unquote_plus(password.decode("latin-1")).encode(),
+        )
+    return user, password
+
+
+def _signature(key: bytes, body: bytes) -> bytes:
+    return base64.urlsafe_b64encode(hmac.digest(key, body, "sha256")).rstrip(b"=")

@@ -1,0 +1,1 @@
+"""Tenants at the edge: whose client asks, and what names it sees (docs/tenants.md)."""

@@ -1,0 +1,150 @@
+"""The keys of topics in this agent's memory, and the batches that they seal and open.
+
+Promises:
+- A key is kept at most `encryption_key_life_s`, and at most `encryption_keys_kept` are. While a key is kept,
+  neither Postgres nor KMS is asked for it.
+- Each wait for a key ends within a bound, as KeyUnavailable. It delays the partitions of its topic alone.
+- Concurrent requests for a key share one look-up.
+"""
+
+import asyncio
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from agent.topic_directory import TopicDirectory
+from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.topics.known_configs import ENCRYPTION
+from sequencer.topics.topic_keys import TopicKeyRows, WrappedKey
+from sequencer.topics.topics import Topic
+from storage.batches.byte_arrays import Buffer
+from storage.encryption.key_wrapping import KeyUnavailable, KeyWrapping
+from storage.encryption.sealed_batches import KEY_BYTES, TopicKey, key_versions, opened
+from storage.encryption.settings import EncryptionSettings
+from storage.identifiers import TopicId
+from storage.threads import Threads
+
+_NEWEST = 0
+"""Stands for the version that seals."""
+
+
+_OPENED_AT_ONCE_BYTES = 1 << 20
+"""From here on batches are opened in a thread: this many take a third of a millisecond if they are large."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    key: TopicKey
+    until_s: float
+
+
+def is_sealing(topic: Topic) -> bool:
+    """True if new batches of the topic are sealed."""
+    return topic.config.get(ENCRYPTION) == "on"
+
+
+class TopicKeys:
+    def __init__(
+        self,
+        rows: TopicKeyRows,
+        wrapping: KeyWrapping | None,
+        topics: TopicDirectory,
+        settings: EncryptionSettings,
+        threads: Threads,
+        clock: Callable[[], float],
+    ) -> None:
+        self._rows = rows
+        self._wrapping = wrapping
+        self._topics = topics
+        self._settings = settings
+        self._threads = threads
+        self._clock = clock
+        self._kept: OrderedDict[tuple[TopicId, int], _Kept] = OrderedDict()
+        self._asked: dict[tuple[TopicId, int], asyncio.Task[TopicKey]] = {}
+        self._calls = asyncio.Semaphore(settings.encryption_calls)
+
+    async def to_seal(self, topic_id: TopicId) -> TopicKey:
+        """Returns the newest key of the topic, and makes the first. Raises KeyUnavailable."""
+        return await self._get(topic_id, _NEWEST)
+
+    def may_be_sealed(self, topic_id: TopicId) -> bool:
+        """False: no batch of the topic is sealed. A topic that is not known may have some."""
+        topic = self._topics.known(topic_id)
+        return topic is None or ENCRYPTION in topic.config
+
+    async def opened(self, topic_id: TopicId, partition: int, batches: Buffer) -> Buffer:
+        """Returns whole batches, those opened that are sealed. Raises KeyUnavailable or SealBroken."""
+        versions = key_versions(batches)
+        if not versions:
+            return batches
+        keys = {version: await self._get(topic_id, version) for version in sorted(versions)}
+        if len(batches) < _OPENED_AT_ONCE_BYTES:
+            return opened(batches, partition, keys)
+        return await self._threads.run(opened, batches, partition, keys)
+
+    async def _get(self, topic_id: TopicId, version: int) -> TopicKey:
+        place = (topic_id, version)
+        kept = self._kept.get(place)
+        if kept is not None and kept.until_s > self._clock():
+            self._kept.move_to_end(place)
+            return kept.key
+        asked = self._asked.get(place)
+        if asked is None:
+            asked = self._asked[place] = asyncio.create_task(self._ask(topic_id, version))
+            asked.add_done_callback(partial(self._answered, place))
+        return await asyncio.shield(asked)
+
+    def _answered(self, place: tuple[TopicId, int], asked: "asyncio.Task[TopicKey]") -> None:
+        self._asked.pop(place, None)
+        if not asked.cancelled():
+            asked.exception()  # those who asked may have gone
+
+    async def _ask(self, topic_id: TopicId, version: int) -> TopicKey:
+        asked_s = self._clock()
+        try:
+            async with asyncio.timeout(self._settings.encryption_timeout_s), self._calls:
+                key = await (self._newest(topic_id) if version == _NEWEST else self._of(topic_id, version))
+        except TimeoutError:
+            raise KeyUnavailable("the topic's key did not come in time") from None
+        except (SequencerUnavailable, CommitOutcomeUnknown) as error:
+            raise KeyUnavailable(f"the topic's key cannot be looked up: {error}") from error
+        for number in {version, key.version}:
+            self._kept[topic_id, number] = _Kept(key, asked_s + self._settings.encryption_key_life_s)
+        while len(self._kept) > self._settings.encryption_keys_kept:
+            self._kept.popitem(last=False)
+        return key
+
+    async def _newest(self, topic_id: TopicId) -> TopicKey:
+        found = await self._rows.newest(topic_id)
+        if found is None:
+            found = await new_version(self._rows, self._need(), topic_id, 1)
+        return await self._unwrapped(found)
+
+    async def _of(self, topic_id: TopicId, version: int) -> TopicKey:
+        found = await self._rows.of_version(topic_id, version)
+        if found is None:
+            raise KeyUnavailable(f"the topic's key {version} is destroyed")
+        return await self._unwrapped(found)
+
+    async def _unwrapped(self, found: WrappedKey) -> TopicKey:
+        secret = await self._need().unwrap(found.wrapped_by, found.wrapped, found.topic_id, found.version)
+        return TopicKey(found.topic_id, found.version, secret)
+
+    def _need(self) -> KeyWrapping:
+        if self._wrapping is None:
+            raise KeyUnavailable("this agent has no TIDELOG_ENCRYPTION_PROVIDER, which the topic's keys need")
+        return self._wrapping
+
+
+async def new_version(
+    rows: TopicKeyRows, wrapping: KeyWrapping, topic_id: TopicId, version: int
+) -> WrappedKey:
+    """Adds a version of a topic's key, or finds the one that another added first. Raises KeyUnavailable."""
+    wrapped_by, wrapped = await wrapping.wrap(os.urandom(KEY_BYTES), topic_id, version)
+    key = WrappedKey(topic_id=topic_id, version=version, wrapped_by=wrapped_by, wrapped=wrapped)
+    found = await rows.add(key)
+    if found is None:
+        raise KeyUnavailable("the topic is deleted, and its keys with it")
+    return found

@@ -1,0 +1,63 @@
+"""What a tenant may have: topics, partitions, and what its topics keep. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+from sequencer.topics.known_configs import KNOWN_CONFIGS
+
+
+class TenantLimitReached(Exception):
+    """A tenant would have more than its limits allow. The message is for its client."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantLimits:
+    """None: no limit. A retention limit holds for topics that are created or altered from then on."""
+
+    topics: int | None = None
+    partitions: int | None = None
+    """Of all topics together."""
+    retention_ms: int | None = None
+    """The longest `retention.ms` of a topic."""
+    retention_bytes: int | None = None
+    """The largest `retention.bytes` of a topic, which counts per partition."""
+
+    @classmethod
+    def of(cls, stored: Mapping[str, Any]) -> Self:
+        """Returns what a row says. Limits that this version does not know are left out."""
+        return cls(**{field.name: stored[field.name] for field in fields(cls) if field.name in stored})
+
+    def as_stored(self) -> dict[str, int]:
+        return {name: limit for name, limit in asdict(self).items() if limit is not None}
+
+    def check_numbers(self, topics: int, partitions: int) -> None:
+        """Checks what the tenant would have. Raises TenantLimitReached."""
+        if self.topics is not None and topics > self.topics:
+            raise TenantLimitReached(f"There may be at most {self.topics} topics.")
+        if self.partitions is not None and partitions > self.partitions:
+            raise TenantLimitReached(f"All topics together may have at most {self.partitions} partitions.")
+
+    def kept_within(self, config: Mapping[str, str]) -> dict[str, str]:
+        """Returns the configs of a topic, with the limit where the default would keep more. Raises
+        TenantLimitReached if a config asks for more.
+        """
+        kept = dict(config)
+        for name, limit in (("retention.ms", self.retention_ms), ("retention.bytes", self.retention_bytes)):
+            if limit is None:
+                continue
+            asked = config.get(name)
+            value = int(asked if asked is not None else KNOWN_CONFIGS[name].default)
+            if 0 <= value <= limit:
+                continue
+            if asked is not None:
+                raise TenantLimitReached(f"{name} may be at most {limit} here, not {asked}.")
+            kept[name] = str(limit)
+        longest = config.get("tidelog.history.retention.ms")
+        if self.retention_ms is not None and longest is not None:
+            value = int(longest)
+            if value == -1 or value > self.retention_ms:
+                raise TenantLimitReached(
+                    f"tidelog.history.retention.ms may be at most {self.retention_ms} here, not {longest}."
+                )
+        return kept

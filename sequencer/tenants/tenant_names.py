@@ -1,0 +1,48 @@
+"""The names of what belongs to a tenant: `<tenant>~<name>`, for topics, groups, transactional ids, users and
+resources of ACLs (docs/decisions/0137-tenants.md).
+
+Promises:
+- A topic's name without a tenant has no `~`, so it never equals a name of a tenant.
+- `tenant_of` and `local_name` take a name apart in one way: at its first `~`. A tenant's name has none.
+
+Clients of a tenant never see these names: agents translate them (`agent/tenants/`). Pure.
+"""
+
+import re
+from typing import Final
+
+SEPARATOR: Final = "~"
+_TENANT: Final = "[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_LEGAL: Final = re.compile(_TENANT)
+_QUALIFIED: Final = re.compile(f"({_TENANT}){SEPARATOR}")
+
+
+class InvalidTenantName(Exception):
+    """A tenant's name is a label of a host name: 1 to 63 of a-z 0-9 -, and no - at either end."""
+
+
+def check_tenant_name(name: str) -> None:
+    """Raises InvalidTenantName."""
+    if not _LEGAL.fullmatch(name):
+        raise InvalidTenantName(
+            f"Tenant name {name[:100]!r} is illegal: 1 to 63 of a-z 0-9 -, and no - at either end"
+        )
+
+
+def prefix_of(tenant: str) -> str:
+    """Returns what the names of all that belongs to the tenant begin with."""
+    return tenant + SEPARATOR
+
+
+def tenant_of(name: str) -> str | None:
+    """Returns the tenant that the name belongs to. None: to none."""
+    if SEPARATOR not in name:
+        return None
+    found = _QUALIFIED.match(name)
+    return None if found is None else found.group(1)
+
+
+def local_name(name: str) -> str:
+    """Returns the name as the clients of its tenant see it."""
+    tenant = tenant_of(name)
+    return name if tenant is None else name[len(tenant) + len(SEPARATOR) :]

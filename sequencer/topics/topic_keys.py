@@ -1,0 +1,94 @@
+"""The keys of topics, as Postgres keeps them: encrypted by a key encryption key that it never sees.
+
+Promises:
+- Two who add the same version of a topic's key get one of them, and the same.
+- A deleted topic has no keys: its deletion deletes them in the same transaction, and none is added later.
+- `rewrap` changes a row only if it is still as it was read, so it can be repeated and run twice at once.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+from uuid import UUID
+
+from sequencer.database.database import Database, Row
+from sequencer.database.named_sql import load_statements
+from storage.identifiers import TopicId
+
+SQL = load_statements("topic_keys")
+_PER_PAGE: Final = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrappedKey:
+    topic_id: TopicId
+    version: int
+    wrapped_by: str
+    wrapped: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedKey:
+    topic: str
+    created_at: datetime
+    key: WrappedKey
+
+
+class TopicKeyRows:
+    """Each call raises SequencerUnavailable."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def newest(self, topic_id: TopicId) -> WrappedKey | None:
+        rows = await self._database.read(SQL["newest"], topic_id=topic_id)
+        return _key(rows[0]) if rows else None
+
+    async def of_version(self, topic_id: TopicId, version: int) -> WrappedKey | None:
+        rows = await self._database.read(SQL["of_version"], topic_id=topic_id, version=version)
+        return _key(rows[0]) if rows else None
+
+    async def add(self, key: WrappedKey) -> WrappedKey | None:
+        """Returns the key of this version: this one, or the one that another added first. None: the topic is
+        deleted.
+        """
+        await self._database.write(
+            SQL["add"],
+            topic_id=key.topic_id,
+            version=key.version,
+            wrapped_by=key.wrapped_by,
+            wrapped=key.wrapped,
+        )
+        return await self.of_version(key.topic_id, key.version)
+
+    async def rewrap(self, before: WrappedKey, after: WrappedKey) -> bool:
+        """False: the key was rewrapped or destroyed meanwhile."""
+        rows = await self._database.write(
+            SQL["rewrap"],
+            topic_id=before.topic_id,
+            version=before.version,
+            before=before.wrapped,
+            wrapped_by=after.wrapped_by,
+            wrapped=after.wrapped,
+        )
+        return bool(rows)
+
+    async def all(self) -> AsyncIterator[ListedKey]:
+        topic_id, version = UUID(int=0), 0
+        while True:
+            rows = await self._database.read(SQL["page"], topic_id=topic_id, version=version, cap=_PER_PAGE)
+            for row in rows:
+                topic_id, version = row.topic_id, row.version
+                yield ListedKey(topic=row.name, created_at=row.created_at, key=_key(row))
+            if len(rows) < _PER_PAGE:
+                return
+
+
+def _key(row: Row) -> WrappedKey:
+    return WrappedKey(
+        topic_id=TopicId(row.topic_id),
+        version=row.version,
+        wrapped_by=row.wrapped_by,
+        wrapped=bytes(row.wrapped),
+    )

@@ -1,0 +1,1 @@
+"""Batches whose records are encrypted, and the keys that encrypt the keys of topics."""

@@ -1,0 +1,138 @@
+"""Encrypts the keys of topics with a key encryption key: of a file, or of AWS KMS.
+
+The file has a key per line, `name base64`, of 32 bytes each. The first encrypts, all decrypt: a new key is
+added above the old ones, and the old ones go once `tidelog keys rewrap` has run.
+
+Promises:
+- An encrypted key belongs to one topic and one version. In another row it cannot be decrypted.
+- Every call ends within a bound, as KeyUnavailable if it fails.
+"""
+
+import asyncio
+import base64
+import binascii
+import os
+from pathlib import Path
+from typing import Protocol
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from storage.encryption.sealed_batches import KEY_BYTES
+from storage.encryption.settings import EncryptionSettings
+from storage.identifiers import TopicId
+
+_NONCE_BYTES = 12
+
+
+class KeyUnavailable(Exception):
+    """A topic's key cannot be had now, or here."""
+
+
+class KeyWrapping(Protocol):
+    async def name(self) -> str:
+        """Returns the name of the key that encrypts."""
+
+    async def wrap(self, secret: bytes, topic_id: TopicId, version: int) -> tuple[str, bytes]:
+        """Returns the name of the key that encrypted, and the encrypted secret."""
+
+    async def unwrap(self, name: str, wrapped: bytes, topic_id: TopicId, version: int) -> bytes: ...
+
+
+def key_wrapping(settings: EncryptionSettings) -> KeyWrapping | None:
+    """None: the settings name no key encryption key."""
+    if settings.encryption_provider == "file":
+        return FileKeys(Path(settings.encryption_key))
+    return AwsKms(settings) if settings.encryption_provider == "aws-kms" else None
+
+
+class FileKeys:
+    """Reads the file for each key, so a changed file counts at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def name(self) -> str:
+        return next(iter(self._keys()))
+
+    async def wrap(self, secret: bytes, topic_id: TopicId, version: int) -> tuple[str, bytes]:
+        name, key = next(iter(self._keys().items()))
+        nonce = os.urandom(_NONCE_BYTES)
+        return name, nonce + AESGCM(key).encrypt(nonce, secret, _bound_to(topic_id, version))
+
+    async def unwrap(self, name: str, wrapped: bytes, topic_id: TopicId, version: int) -> bytes:
+        key = self._keys().get(name)
+        if key is None:
+            raise KeyUnavailable(f"TIDELOG_ENCRYPTION_KEY: {self._path} has no key named {name}")
+        nonce, sealed = wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:]
+        try:
+            return AESGCM(key).decrypt(nonce, sealed, _bound_to(topic_id, version))
+        except (InvalidTag, ValueError):
+            raise KeyUnavailable(
+                f"the key {name} in {self._path} is another than the one of that name"
+            ) from None
+
+    def _keys(self) -> dict[str, bytes]:
+        keys: dict[str, bytes] = {}
+        try:
+            for line in self._path.read_text(encoding="utf-8").splitlines():
+                if line.strip() and not line.startswith("#"):
+                    name, text = line.split()
+                    keys["file:" + name] = base64.b64decode(text, validate=True)
+        except (OSError, ValueError, binascii.Error) as error:
+            reason = error.strerror if isinstance(error, OSError) else "a line has a name and a base64 key"
+            raise KeyUnavailable(f"TIDELOG_ENCRYPTION_KEY: {self._path}: {reason}") from None
+        if not keys or any(len(key) != KEY_BYTES for key in keys.values()):
+            raise KeyUnavailable(f"TIDELOG_ENCRYPTION_KEY: {self._path} needs keys of {KEY_BYTES} bytes")
+        return keys
+
+
+class AwsKms:
+    """KMS' Encrypt and Decrypt, with the topic and the version as encryption context."""
+
+    def __init__(self, settings: EncryptionSettings) -> None:
+        self._settings = settings
+
+    async def name(self) -> str:
+        return f"aws-kms:{self._settings.encryption_key}"
+
+    async def wrap(self, secret: bytes, topic_id: TopicId, version: int) -> tuple[str, bytes]:
+        name = self._settings.encryption_key
+        return await self.name(), await self._call("encrypt", "CiphertextBlob", name, topic_id, version,
+                                                   Plaintext=secret)  # fmt: skip
+
+    async def unwrap(self, name: str, wrapped: bytes, topic_id: TopicId, version: int) -> bytes:
+        kind, _, key_id = name.partition(":")
+        if kind != "aws-kms":
+            raise KeyUnavailable(f"the topic's key is encrypted by {name}, and this process asks KMS")
+        return await self._call("decrypt", "Plaintext", key_id, topic_id, version, CiphertextBlob=wrapped)
+
+    async def _call(
+        self, name: str, result: str, key_id: str, topic_id: TopicId, version: int, **given: bytes
+    ) -> bytes:
+        from aiobotocore.session import get_session  # a fifth of a second that other clusters do not need
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        timeout_s = self._settings.encryption_timeout_s
+        config = Config(connect_timeout=timeout_s, read_timeout=timeout_s, retries={"total_max_attempts": 2})
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                get_session().create_client(
+                    "kms",
+                    region_name=self._settings.encryption_kms_region,
+                    endpoint_url=self._settings.encryption_kms_endpoint,
+                    config=config,
+                ) as client,
+            ):
+                context = {"tidelog-topic": str(topic_id), "tidelog-key-version": str(version)}
+                answer = await getattr(client, name)(KeyId=key_id, EncryptionContext=context, **given)
+                return bytes(answer[result])
+        except (BotoCoreError, ClientError, OSError) as error:
+            reason = str(error) or f"no answer within {timeout_s:g} s"
+            raise KeyUnavailable(f"KMS does not {name} with {key_id}: {reason}") from error
+
+
+def _bound_to(topic_id: TopicId, version: int) -> bytes:
+    return topic_id.bytes + version.to_bytes(4, "big")

@@ -1,0 +1,159 @@
+"""Batches whose records are encrypted with a key of their topic (docs/decisions/0140-sealed-batches.md).
+
+A sealed batch is a batch v2 with a right length and CRC. Its header is in the clear and names compression 7,
+which no client may send and no reader can decompress. In place of the records it has
+
+    format u8 = 1 | compression u8 | key version u32 | number u64 | salt 16 bytes | ciphertext | tag 16 bytes
+
+The salt is random, made once for each `TopicKey` in memory. HKDF makes of it and the topic's key the key of
+AES-256-GCM, and the nonce is the batch's number among those of the salt. So no pair of key and nonce repeats.
+Authenticated are the header from the attributes on, these fields, the topic's id and the partition. Base
+offset and leader epoch are not, because they are patched.
+"""
+
+import os
+import struct
+from collections import OrderedDict
+from itertools import count
+from typing import Final
+
+from crc32c import crc32c
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from storage.batches.byte_arrays import Buffer
+from storage.batches.record_batch import (
+    CRC_POSITION,
+    CRC_START,
+    HEADER_BYTES,
+    LENGTH_OVERHEAD_BYTES,
+    index_batches,
+)
+from storage.identifiers import TopicId
+
+KEY_BYTES: Final = 32
+_HEAD: Final = struct.Struct(">BBIQ16s")
+_TAG_BYTES: Final = 16
+SEAL_BYTES: Final = _HEAD.size + _TAG_BYTES
+"""What sealing adds to a batch."""
+_FORMAT: Final = 1
+_SEALED: Final = 7
+_ATTRIBUTES: Final = 22
+_LENGTH: Final = 8
+_MOST_PER_SALT: Final = 1 << 32
+_SALTS_KEPT: Final = 256
+_INFO: Final = b"tidelog sealed batch 1"
+
+
+class SealBroken(Exception):
+    """A sealed batch is damaged, has another place than it was sealed for, or the key is another."""
+
+
+def is_sealed(batch: Buffer, position: int = 0) -> bool:
+    """True if the whole batch at `position` is sealed."""
+    return int(batch[position + _ATTRIBUTES]) & _SEALED == _SEALED
+
+
+class TopicKey:
+    """One version of a topic's key. Threads may share it."""
+
+    def __init__(self, topic_id: TopicId, version: int, secret: bytes) -> None:
+        if len(secret) != KEY_BYTES:
+            raise ValueError(f"a topic's key has {KEY_BYTES} bytes, not {len(secret)}")
+        self.topic_id = topic_id
+        self.version = version
+        self._secret = secret
+        self._known: OrderedDict[bytes, AESGCM] = OrderedDict()
+        self._own = self._new_salt()
+
+    def __repr__(self) -> str:
+        return f"TopicKey({self.topic_id}, {self.version})"
+
+    def seal(self, batch: Buffer, partition: int) -> bytes:
+        """Returns the sealed copy of a valid batch."""
+        view = memoryview(batch)
+        number = next(self._own[2])
+        if number >= _MOST_PER_SALT:
+            self._own = self._new_salt()
+            number = next(self._own[2])
+        salt, cipher, _ = self._own
+        header = bytearray(view[:HEADER_BYTES])
+        head = _HEAD.pack(_FORMAT, header[_ATTRIBUTES] & _SEALED, self.version, number, salt)
+        struct.pack_into(">i", header, _LENGTH, len(view) + SEAL_BYTES - LENGTH_OVERHEAD_BYTES)
+        header[_ATTRIBUTES] |= _SEALED
+        covered = bytes(header[CRC_START:]) + head
+        sealed = cipher.encrypt(_nonce(number), view[HEADER_BYTES:], covered + self._place(partition))
+        struct.pack_into(">I", header, CRC_POSITION, crc32c(sealed, crc32c(covered)))
+        return b"".join((header, head, sealed))
+
+    def open(self, batch: Buffer, partition: int) -> bytes:
+        """Returns the batch as it was before it was sealed, with this one's base offset and leader epoch.
+        Raises SealBroken.
+        """
+        view = memoryview(batch)
+        if len(view) < HEADER_BYTES + SEAL_BYTES or not is_sealed(view):
+            raise SealBroken("the batch is not sealed, or cut short")
+        header, start = bytearray(view[:HEADER_BYTES]), HEADER_BYTES + _HEAD.size
+        form, compression, version, number, salt = _HEAD.unpack_from(view, HEADER_BYTES)
+        if form != _FORMAT or version != self.version or compression >= _SEALED:
+            raise SealBroken(f"format {form} and key version {version} of a sealed batch are not known")
+        covered = bytes(view[CRC_START:start])
+        try:
+            records = self._cipher(salt).decrypt(
+                _nonce(number), view[start:], covered + self._place(partition)
+            )
+        except InvalidTag:
+            raise SealBroken("a sealed batch is damaged, in another place, or of another key") from None
+        header[_ATTRIBUTES] = header[_ATTRIBUTES] & ~_SEALED | compression
+        struct.pack_into(">i", header, _LENGTH, HEADER_BYTES + len(records) - LENGTH_OVERHEAD_BYTES)
+        struct.pack_into(">I", header, CRC_POSITION, crc32c(records, crc32c(header[CRC_START:])))
+        return b"".join((header, records))
+
+    def _place(self, partition: int) -> bytes:
+        return self.topic_id.bytes + struct.pack(">i", partition)
+
+    def _new_salt(self) -> "tuple[bytes, AESGCM, count[int]]":
+        salt = os.urandom(16)
+        return salt, self._derived(salt), count()
+
+    def _cipher(self, salt: bytes) -> AESGCM:
+        known = self._known.get(salt)
+        if known is None:
+            known = self._known[salt] = self._derived(salt)
+            while len(self._known) > _SALTS_KEPT:
+                self._known.popitem(last=False)
+        return known
+
+    def _derived(self, salt: bytes) -> AESGCM:
+        return AESGCM(HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=salt, info=_INFO).derive(self._secret))
+
+
+def _nonce(number: int) -> bytes:
+    return number.to_bytes(12, "big")
+
+
+def key_versions(batches: Buffer) -> set[int]:
+    """Returns the versions of the keys that sealed some of these whole batches. Raises SealBroken."""
+    view, found = memoryview(batches), set[int]()
+    for position, size_bytes, _ in index_batches(view, 0, len(view)).tolist():
+        if is_sealed(view, position):
+            if size_bytes < HEADER_BYTES + SEAL_BYTES:
+                raise SealBroken("a sealed batch is cut short")
+            found.add(_HEAD.unpack_from(view, position + HEADER_BYTES)[2])
+    return found
+
+
+def opened(batches: Buffer, partition: int, keys: dict[int, TopicKey]) -> bytes:
+    """Returns whole batches with those opened that are sealed. `keys` has all of `key_versions`. Raises
+    SealBroken."""
+    view, parts = memoryview(batches), list[Buffer]()
+    for position, size_bytes, _ in index_batches(view, 0, len(view)).tolist():
+        batch = view[position : position + size_bytes]
+        if is_sealed(batch):
+            version = _HEAD.unpack_from(batch, HEADER_BYTES)[2]
+            parts.append(keys[version].open(batch, partition))
+        else:
+            parts.append(batch)
+    return b"".join(parts)

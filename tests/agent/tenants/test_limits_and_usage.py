@@ -1,0 +1,91 @@
+"""Limits of tenants, and their bill."""
+
+from uuid import uuid4
+
+import pytest
+
+from agent.tenants.settings import TenantSettings
+from sequencer.tenants.tenant_limits import TenantLimitReached, TenantLimits
+from sequencer.tenants.tenants import TenantExists, TenantNotEmpty, UnknownTenant, Used
+from tests.agent.running import until_answered
+from tests.agent.security.logins.users import add_user, produced, remove_user
+from tests.agent.tenants.two_tenants import login_of, opened, tenants_agent
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_a_topic_above_the_limits_is_refused(database_url: str) -> None:
+    limits = TenantLimits(topics=2, partitions=5, retention_ms=1_000)
+    async with opened(database_url) as sequencer:
+        await sequencer.tenants.create("acme", [], limits)
+        first = await sequencer.topics.create("acme~a", 3, {})
+
+        assert first.config == {"retention.ms": "1000"}
+        for name, partitions, config in (
+            ("acme~b", 3, {}),
+            ("acme~b", 1, {"retention.ms": "1001"}),
+            ("acme~b", 1, {"retention.ms": "-1"}),
+        ):
+            with pytest.raises(TenantLimitReached):
+                await sequencer.topics.create(name, partitions, config)
+        await sequencer.topics.create("acme~b", 2, {"retention.ms": "10"})
+        with pytest.raises(TenantLimitReached):
+            await sequencer.topics.create("acme~c", 1, {})
+        with pytest.raises(TenantLimitReached):
+            await sequencer.topics.add_partitions("acme~a", 4)
+        with pytest.raises(TenantLimitReached):
+            await sequencer.topics.alter_config("acme~b", {"retention.ms": "5000"})
+        altered = await sequencer.topics.alter_config("acme~b", {}, ["retention.ms"])
+        assert altered.config == {"retention.ms": "1000"}
+        await sequencer.topics.create("free", 1, {"retention.ms": "-1"})
+
+
+async def test_a_tenant_is_made_from_nothing_and_deleted_with_nothing_left(database_url: str) -> None:
+    await add_user(database_url, "acme~ann", "secret")
+    async with opened(database_url) as sequencer:
+        with pytest.raises(TenantNotEmpty, match="1 users"):
+            await sequencer.tenants.create("acme", [], TenantLimits())
+        await remove_user(database_url, "acme~ann")
+        await sequencer.tenants.create("acme", [], TenantLimits())
+        with pytest.raises(TenantExists):
+            await sequencer.tenants.create("acme", [], TenantLimits())
+        await sequencer.topics.create("acme~a", 1, {})
+        with pytest.raises(TenantNotEmpty, match="1 topics"):
+            await sequencer.tenants.delete("acme")
+        await sequencer.topics.delete("acme~a")
+        await sequencer.tenants.delete("acme")
+        with pytest.raises(UnknownTenant):
+            await sequencer.tenants.delete("acme")
+        again = await sequencer.tenants.create("acme", ["ann"], TenantLimits())
+        assert again.admins == ("ann",)
+
+
+async def test_a_repeated_report_counts_once(database_url: str) -> None:
+    async with opened(database_url) as sequencer:
+        [row] = await sequencer.database.read("SELECT (now() AT TIME ZONE 'UTC')::date AS today")
+        reporter, used = uuid4(), {(row.today, "acme"): Used(bytes_in=1, bytes_out=2, requests=3)}
+        for number in (1, 1, 2, 1):
+            await sequencer.tenants.add_usage(reporter, number, used)
+
+        [day] = await sequencer.tenants.usage(1)
+
+    assert day.used == Used(bytes_in=2, bytes_out=4, requests=6)
+
+
+async def test_the_bill_has_what_clients_sent_got_and_stored(database_url: str) -> None:
+    settings = TenantSettings(tenants_poll_s=0.1, tenant_usage_report_s=0.1, tenant_usage_measure_s=0.1)
+    async with tenants_agent(database_url, tenant_settings=settings) as agent:
+        await produced(agent.bootstrap, "orders", login_of("acme"), value="x" * 10_000)
+        async with opened(database_url) as sequencer:
+
+            async def is_billed() -> bool:
+                found = {one.tenant: one for one in await sequencer.tenants.usage(1)}
+                acme = found.get("acme")
+                return acme is not None and acme.used.bytes_in > 10_000 and (acme.bytes_stored or 0) > 10_000
+
+            await until_answered(is_billed)
+            found = {one.tenant: one for one in await sequencer.tenants.usage(1)}
+
+    assert found["acme"].used.bytes_out > 0
+    assert found["acme"].used.requests >= 3
+    assert found["beta"].used == Used()

@@ -1,0 +1,195 @@
+"""Topics with tidelog.encryption=on, over the wire."""
+
+import asyncio
+import base64
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from kio.schema.errors import ErrorCode
+
+from agent.topic_keys import new_version
+from sequencer.client import Sequencer, SequencerSettings
+from storage.batches.record_batch import HEADER_BYTES
+from storage.encryption.key_wrapping import FileKeys, KeyUnavailable
+from storage.encryption.sealed_batches import SEAL_BYTES
+from storage.encryption.settings import EncryptionSettings
+from storage.segments.segment import verify_segment
+from tests.agent.kafka.apis.administrative_requests import alter, create
+from tests.agent.read_path.wire import a_fetch, a_list_offsets
+from tests.agent.running import Running, Wire, a_batch, a_produce, partitions_of, running
+
+SET, DELETE = 0, 1
+SECRET = b"nobody may read this in the bucket"
+ENCRYPTED = [
+    {"name": "tidelog.encryption", "value": "on"},
+    {"name": "tidelog.history", "value": "off"},
+]
+
+
+def a_key(name: str) -> str:
+    return f"{name} {base64.b64encode(os.urandom(32)).decode()}\n"
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    path.write_text(a_key("first"))
+    return path
+
+
+@asynccontextmanager
+async def an_agent(database_url: str, key_file: Path, **settings: Any) -> AsyncIterator[tuple[Running, Wire]]:
+    encryption = EncryptionSettings(encryption_provider="file", encryption_key=str(key_file), **settings)
+    async with running(database_url, f"file://{key_file.parent}/store", encryption=encryption) as agent:
+        wire = await Wire.connect(agent.app.kafka_port)
+        yield agent, wire
+        wire.close()
+
+
+def hidden(key_file: Path) -> str:
+    text = key_file.read_text()
+    key_file.unlink()
+    return text
+
+
+def write(key_file: Path, text: str) -> None:
+    key_file.write_text(text)
+
+
+def stored(key_file: Path) -> bytes:
+    files = [path for path in (key_file.parent / "store").rglob("*") if path.is_file()]
+    return b"".join(path.read_bytes() for path in files)
+
+
+async def produced(wire: Wire, topic: str, partitions: dict[int, bytes]) -> list[ErrorCode]:
+    return [one.error_code for one in partitions_of(await wire.ask(a_produce(topic, dict(partitions))))]
+
+
+async def read(wire: Wire, topic: Any, *offsets: int) -> list[Any]:
+    return list((await wire.ask(a_fetch(12, topic, *offsets))).responses[0].partitions)
+
+
+async def until_read(wire: Wire, topic: Any, *offsets: int) -> list[Any]:
+    async with asyncio.timeout(20):
+        while True:
+            found = await read(wire, topic, *offsets)
+            if all(one.records or one.error_code is not ErrorCode.none for one in found):
+                return found
+
+
+async def test_records_are_sealed_in_the_bucket_and_plain_for_clients(
+    database_url: str, key_file: Path
+) -> None:
+    batch = a_batch(SECRET, SECRET, timestamp_ms=1_700_000_000_000)
+    async with an_agent(database_url, key_file) as (_, wire):
+        topic = await create(wire, "secrets", configs=ENCRYPTED, num_partitions=1)
+        plain = await create(wire, "plain", configs=[], num_partitions=1)
+        assert await produced(wire, "secrets", {0: batch}) == [ErrorCode.none]
+        assert await produced(wire, "plain", {0: a_batch(b"in the clear")}) == [ErrorCode.none]
+        [found] = await until_read(wire, topic, 0)
+        assert bytes(found.records)[16:] == batch[16:]
+        [in_clear] = await until_read(wire, plain, 0)
+        assert b"in the clear" in bytes(in_clear.records)
+        asked = await wire.ask(a_list_offsets(5, "secrets", 1_700_000_000_000))
+        assert asked.topics[0].partitions[0].offset == 0
+    assert b"in the clear" in stored(key_file)
+    assert SECRET not in stored(key_file)
+
+
+async def test_a_topic_stays_readable_when_it_is_switched_off_and_the_agent_restarts(
+    database_url: str, key_file: Path
+) -> None:
+    async with an_agent(database_url, key_file) as (_, wire):
+        topic = await create(wire, "switched", configs=ENCRYPTED, num_partitions=1)
+        assert await produced(wire, "switched", {0: a_batch(SECRET)}) == [ErrorCode.none]
+        changed = await alter(wire, "switched", ("tidelog.encryption", SET, "off"))
+        assert changed.error_code is ErrorCode.none
+        changed = await alter(wire, "switched", ("tidelog.encryption", DELETE, None))
+        assert changed.error_code is ErrorCode.none
+        assert await produced(wire, "switched", {0: a_batch(b"not sealed")}) == [ErrorCode.none]
+    async with an_agent(database_url, key_file) as (_, wire):
+        records = b""
+        async with asyncio.timeout(20):
+            while b"not sealed" not in records:
+                [found] = await until_read(wire, topic, 0)
+                records = bytes(found.records)
+    assert SECRET in records
+    assert SECRET not in stored(key_file)
+    assert b"not sealed" in stored(key_file)
+
+
+async def test_a_changed_byte_in_the_bucket_fails_its_partition_alone(
+    database_url: str, key_file: Path
+) -> None:
+    async with an_agent(database_url, key_file) as (_, wire):
+        topic = await create(wire, "damaged", configs=ENCRYPTED, num_partitions=2)
+        assert await produced(wire, "damaged", {0: a_batch(SECRET)}) == [ErrorCode.none]
+        [segment] = (key_file.parent / "store" / "tidelog" / "segments").rglob("*-*")
+        assert await produced(wire, "damaged", {1: a_batch(SECRET)}) == [ErrorCode.none]
+    data = bytearray(segment.read_bytes())
+    position = verify_segment(data).runs[0].position
+    data[position + HEADER_BYTES + SEAL_BYTES] ^= 1
+    segment.write_bytes(data)
+    async with an_agent(database_url, key_file) as (_, wire):
+        damaged, sound = await until_read(wire, topic, 0, 0)
+    assert damaged.error_code is ErrorCode.corrupt_message
+    assert not damaged.records
+    assert SECRET in bytes(sound.records)
+
+
+async def test_without_its_key_a_topic_is_refused_and_others_are_not(
+    database_url: str, key_file: Path
+) -> None:
+    async with an_agent(database_url, key_file, encryption_key_life_s=0.001) as (_, wire):
+        topic = await create(wire, "locked", configs=ENCRYPTED, num_partitions=1)
+        open_topic = await create(wire, "open", configs=[], num_partitions=1)
+        assert await produced(wire, "locked", {0: a_batch(SECRET)}) == [ErrorCode.none]
+        text = hidden(key_file)
+
+        assert await produced(wire, "locked", {0: a_batch(SECRET)}) == [ErrorCode.not_enough_replicas]
+        assert await produced(wire, "open", {0: a_batch(b"yes")}) == [ErrorCode.none]
+        [found] = await until_read(wire, topic, 0)
+        assert found.error_code is ErrorCode.kafka_storage_error
+        [found] = await until_read(wire, open_topic, 0)
+        assert b"yes" in bytes(found.records)
+
+        write(key_file, text)
+        [found] = await until_read(wire, topic, 0)
+        assert SECRET in bytes(found.records)
+
+
+async def test_history_and_compaction_by_key_are_refused_with_encryption(
+    database_url: str, key_file: Path
+) -> None:
+    async with an_agent(database_url, key_file) as (_, wire):
+        for configs in (ENCRYPTED[:1], [*ENCRYPTED, {"name": "cleanup.policy", "value": "compact"}]):
+            assert (await create(wire, "refused", configs=configs)).error_code is ErrorCode.invalid_config
+        await create(wire, "later", configs=ENCRYPTED, num_partitions=1)
+        for value in ("table", "log"):
+            changed = await alter(wire, "later", ("tidelog.history", SET, value))
+            assert changed.error_code is ErrorCode.invalid_config
+
+
+async def test_two_who_make_a_topics_first_key_get_the_same_and_its_deletion_destroys_it(
+    database_url: str, key_file: Path
+) -> None:
+    sequencer = await Sequencer.open(database_url, SequencerSettings())
+    keys, wrapping = sequencer.topic_keys, FileKeys(key_file)
+    try:
+        topic = await sequencer.topics.create("raced", 1, {})
+        found = await asyncio.gather(*(new_version(keys, wrapping, topic.topic_id, 1) for _ in range(8)))
+        assert len({key.wrapped for key in found}) == 1
+
+        await sequencer.topics.delete("raced")
+
+        with psycopg.connect(database_url) as connection:
+            assert connection.execute("SELECT count(*) FROM topic_keys").fetchone() == (0,)
+        with pytest.raises(KeyUnavailable, match="deleted"):
+            await new_version(keys, wrapping, topic.topic_id, 2)
+    finally:
+        await sequencer.close()

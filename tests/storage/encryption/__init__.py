@@ -1,0 +1,1 @@
+"""Tests of sealed batches and of the keys that encrypt keys."""

@@ -1,0 +1,63 @@
+"""KMS' protocol against moto's server: TIDELOG_TEST_MOTO names its program (`moto_server`)."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+from aiobotocore.session import get_session
+
+from storage.encryption.key_wrapping import AwsKms, KeyUnavailable, key_wrapping
+from storage.encryption.settings import EncryptionSettings
+from storage.identifiers import TopicId
+from tests.support.waiting import wait_until
+from tidelog.devstack.ports import is_free, picked_ports
+
+PROGRAM = os.environ.get("TIDELOG_TEST_MOTO")
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="TIDELOG_TEST_MOTO names no moto_server")
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    with picked_ports(1) as [port]:
+        process = subprocess.Popen(
+            [str(PROGRAM), "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            wait_until(lambda: not is_free(port, "127.0.0.1"))
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+async def kms(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> EncryptionSettings:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    async with get_session().create_client("kms", region_name="us-east-1", endpoint_url=endpoint) as client:
+        key_id = (await client.create_key())["KeyMetadata"]["KeyId"]
+    return EncryptionSettings(
+        encryption_provider="aws-kms", encryption_key=key_id, encryption_kms_endpoint=endpoint
+    )
+
+
+async def test_kms_encrypts_a_key_for_one_topic_and_version(kms: EncryptionSettings) -> None:
+    keys, topic, secret = key_wrapping(kms), TopicId(uuid4()), os.urandom(32)
+    assert isinstance(keys, AwsKms)
+    name, wrapped = await keys.wrap(secret, topic, 1)
+
+    assert secret not in wrapped
+    assert await keys.unwrap(name, wrapped, topic, 1) == secret
+    for place in ((topic, 2), (TopicId(uuid4()), 1)):
+        with pytest.raises(KeyUnavailable):
+            await keys.unwrap(name, wrapped, *place)
+
+
+async def test_a_kms_that_is_away_is_named_within_the_bound(kms: EncryptionSettings) -> None:
+    away = kms.model_copy(
+        update={"encryption_kms_endpoint": "http://127.0.0.1:9", "encryption_timeout_s": 2.0}
+    )
+    with pytest.raises(KeyUnavailable, match="KMS does not encrypt"):
+        await AwsKms(away).wrap(bytes(32), TopicId(uuid4()), 1)

@@ -1,0 +1,154 @@
+"""`tidelog keys`: the keys of topics with tidelog.encryption=on (docs/encryption.md)."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from agent.topic_keys import new_version
+from sequencer.client import Sequencer, SequencerSettings
+from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.topics.topic_keys import ListedKey, TopicKeyRows, WrappedKey
+from storage.encryption.key_wrapping import KeyUnavailable, KeyWrapping, key_wrapping
+from storage.encryption.settings import EncryptionSettings
+from tidelog.errors import UserError
+from tidelog.find_cluster import find_cluster, require
+from tidelog.output import counted, print_json
+from tidelog.process.environment import Environment
+from tidelog.process.setting_options import with_settings
+from tidelog.process.settings import ClientSettings
+
+Result = TypeVar("Result")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="The keys of encrypted topics: list them, rotate them, encrypt them with another key.",
+)
+_USED = ("database_url", "data_dir", "encryption_provider", "encryption_key", "encryption_kms_endpoint",
+         "encryption_kms_region", "encryption_timeout_s")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewrapped:
+    changed: int
+    already: int
+    """These were encrypted by the key that encrypts now, or changed or destroyed meanwhile."""
+
+
+@app.command("list")
+@with_settings(ClientSettings, only=_USED)
+def list_keys(
+    environment: Environment,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Every key of a topic, and the key that encrypts it."""
+
+    async def found(sequencer: Sequencer) -> list[ListedKey]:
+        return [one async for one in sequencer.topic_keys.all()]
+
+    keys = _run(environment, found)
+    if as_json:
+        print_json(
+            [
+                {
+                    "topic": one.topic,
+                    "version": one.key.version,
+                    "wrapped_by": one.key.wrapped_by,
+                    "created_at": one.created_at.isoformat(),
+                }
+                for one in keys
+            ]
+        )
+        return
+    table = Table(
+        "topic", "version", "encrypted by", "made", title=counted(len(keys), "key"), header_style="bold cyan"
+    )
+    for one in sorted(keys, key=lambda listed: (listed.topic, listed.key.version)):
+        made = f"{one.created_at:%Y-%m-%d %H:%M}"
+        table.add_row(escape(one.topic), str(one.key.version), escape(one.key.wrapped_by), made)
+    Console().print(table)
+
+
+@app.command()
+@with_settings(ClientSettings, EncryptionSettings, only=_USED)
+def rotate(
+    environment: Environment, topic: Annotated[str, typer.Argument(help="The topic.", show_default=False)]
+) -> None:
+    """Give a topic a new key for new batches. Older batches keep the key that they have."""
+    wrapping = _wrapping(environment)
+
+    async def rotated(sequencer: Sequencer) -> WrappedKey:
+        found = (await sequencer.topics.by_name([topic])).get(topic)
+        if found is None:
+            raise UserError(f"There is no topic {topic}.")
+        newest = await sequencer.topic_keys.newest(found.topic_id)
+        version = 1 if newest is None else newest.version + 1
+        return await new_version(sequencer.topic_keys, wrapping, found.topic_id, version)
+
+    key = _run(environment, rotated)
+    Console().print(f"[bold]{escape(topic)}[/] has key [green]{key.version}[/]. Agents use it within")
+    Console().print("TIDELOG_ENCRYPTION_KEY_LIFE_S.")
+
+
+@app.command()
+@with_settings(ClientSettings, EncryptionSettings, only=_USED)
+def rewrap(environment: Environment) -> None:
+    """Encrypt the keys of all topics with the key encryption key of now. Can be repeated after a failure."""
+    wrapping = _wrapping(environment)
+    found = _run(environment, lambda sequencer: rewrap_all(sequencer.topic_keys, wrapping))
+    Console().print(f"Encrypted {counted(found.changed, 'key')} anew; {found.already} needed nothing.")
+
+
+async def rewrap_all(rows: TopicKeyRows, wrapping: KeyWrapping) -> Rewrapped:
+    """Encrypts each key with the key encryption key of now. Raises KeyUnavailable at the first that cannot be
+    decrypted; the others before it are done."""
+    changed = already = 0
+    name = await wrapping.name()
+    async for one in rows.all():
+        key = one.key
+        if key.wrapped_by == name:
+            already += 1
+            continue
+        secret = await wrapping.unwrap(key.wrapped_by, key.wrapped, key.topic_id, key.version)
+        wrapped_by, wrapped = await wrapping.wrap(secret, key.topic_id, key.version)
+        after = WrappedKey(topic_id=key.topic_id, version=key.version, wrapped_by=wrapped_by, wrapped=wrapped)
+        if await rows.rewrap(key, after):
+            changed += 1
+        else:
+            already += 1
+    return Rewrapped(changed=changed, already=already)
+
+
+def _wrapping(environment: Environment) -> KeyWrapping:
+    found = key_wrapping(find_cluster(environment).read(EncryptionSettings))
+    if found is None:
+        raise UserError("Set TIDELOG_ENCRYPTION_PROVIDER and TIDELOG_ENCRYPTION_KEY as for the agents.")
+    return found
+
+
+def _run(environment: Environment, work: Callable[[Sequencer], Awaitable[Result]]) -> Result:
+    found = find_cluster(environment)
+    database_url = require(found.read(ClientSettings), "database_url")
+    settings = found.read(SequencerSettings)
+
+    async def run() -> Result:
+        sequencer = await Sequencer.open(database_url, settings)
+        try:
+            return await work(sequencer)
+        finally:
+            await sequencer.close()
+
+    try:
+        return asyncio.run(run())
+    except KeyUnavailable as error:
+        raise UserError(f"{error}.") from None
+    except SequencerUnavailable as away:
+        raise UserError(" ".join(str(away).split())) from None
+    except CommitOutcomeUnknown:
+        raise UserError("The connection was lost; the change may have been made. Run it again.") from None
