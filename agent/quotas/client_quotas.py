@@ -22,7 +22,7 @@ from typing import Final, Protocol
 
 from agent.quotas.entities import CLIENT_KINDS, IP, QuotaKind, quota_of
 from agent.quotas.settings import QuotaSettings
-from agent.quotas.shares import share_of, wanted_part
+from agent.quotas.shares import Share, wanted_part
 from sequencer.database.database import SequencerUnavailable
 from sequencer.security.quotas import BEFORE_ALL_QUOTAS, Entity, QuotaPage, QuotaPlace, Quotas, QuotaUse
 
@@ -31,9 +31,7 @@ log = logging.getLogger("tidelog")
 _BURST_S: Final = {QuotaKind.MUTATION: 11.0}
 """How much may be saved up, in seconds of the quota. As in Kafka, for mutations."""
 _LONGEST_PAUSE_S: Final = 600.0
-_FLOOR: Final = 0.25
-"""The part of a quota that all agents divide equally at least, so that no client is stuck at one of them."""
-_KEPT_REPORTS: Final = 10
+_KEPT_REPORTS: Final = 3
 """A row of use is valid for this many intervals of reports."""
 _Shared = tuple[QuotaKind, str, str]
 """A kind, and who shares the quota: a user and a client id, or an address."""
@@ -51,16 +49,13 @@ class _Use:
     """What the clients that share a quota use of it at this agent."""
 
     limit: float
-    share: float
-    next_share: float
+    share: Share
     tokens: float
     at_s: float
     reported_s: float
     used: float = 0.0
     """Since the last report."""
     has_waited: bool = False
-    wanted: float = 0.0
-    """In the last report."""
 
 
 class ClientQuotas:
@@ -133,9 +128,9 @@ class ClientQuotas:
         now_s = self._clock()
         use = self._uses.get(shared)
         if use is None:
-            first = 1.0 / max(1, self._agents.count())
+            share = Share.of_newcomer(self._agents.count())
             use = self._uses[shared] = _Use(
-                limit=limit, share=first, next_share=first, tokens=0.0, at_s=now_s - 1.0, reported_s=now_s
+                limit=limit, share=share, tokens=0.0, at_s=now_s - 1.0, reported_s=now_s
             )
             while len(self._uses) > self.settings.quota_clients:
                 self._uses.popitem(last=False)
@@ -204,36 +199,37 @@ class ClientQuotas:
         """Reports what is used here and takes this agent's shares. Raises SequencerUnavailable."""
         agents, node_id = self._agents.count(), self._agents.node_id()
         now_s = self._clock()
+        poll_s = self.settings.quota_poll_s
         due = sorted(
-            (shared for shared, use in self._uses.items() if use.used or use.wanted),
+            (shared for shared, use in self._uses.items() if use.used or use.share.wanted),
             key=lambda shared: self._uses[shared].reported_s,
         )
-        most = max(1, int(self.settings.quota_reports_per_s * self.settings.quota_poll_s / max(1, agents)))
+        most = max(1, int(self.settings.quota_reports_per_s * poll_s / max(1, agents)))
         rounds = -(-len(due) // most)
-        wanted: dict[bytes, float] = {}
-        reported: dict[bytes, _Use] = {}
+        reported = {_key(shared): self._uses[shared] for shared in due[:most]}
         for shared in due[:most]:
-            use = self._uses[shared]
-            passed_s = max(now_s - use.reported_s, 1e-3)
-            used = use.used / passed_s / (use.limit * _unit(shared[0]))
-            # Who still waits uses nothing meanwhile, and wants as much as before.
-            still_waits = use.tokens + (now_s - use.at_s) * _per_s(shared[0], use) < 0
-            is_new = not use.wanted  # what it used so far says little
-            use.wanted = wanted_part(used, has_waited=use.has_waited or still_waits or is_new)
-            use.used, use.has_waited, use.reported_s = 0.0, False, now_s
-            wanted[_key(shared)], reported[_key(shared)] = use.wanted, use
+            self._note_wish(shared[0], self._uses[shared], now_s)
         if agents <= 1 or node_id is None:
             for use in self._uses.values():
-                use.share = use.next_share = 1.0
+                use.share.now = use.share.gained = 1.0
             return
-        if not wanted:
+        if not reported:
             return
-        kept_s = _KEPT_REPORTS * rounds * self.settings.quota_poll_s
-        others = await self._quota_use.report(node_id, wanted, kept_s)
+        wanted = {key: use.share.wanted for key, use in reported.items()}
+        others = await self._quota_use.report(node_id, wanted, _KEPT_REPORTS * rounds * poll_s)
         for key, use in reported.items():
-            share = share_of(use.wanted, others.get(key, ()))
-            # An agent that gains waits one round, until those that lose have heard of it.
-            use.share, use.next_share = max(_FLOOR / agents, min(share, use.next_share)), share
+            use.share.take(others.get(key, ()), agents)
+
+    def _note_wish(self, kind: QuotaKind, use: _Use, now_s: float) -> None:
+        full_per_s = use.limit * _unit(kind)
+        passed_s = max(now_s - use.reported_s, 1e-3)
+        debt = max(0.0, -use.tokens - (now_s - use.at_s) * _per_s(kind, use))
+        use.share.wanted = wanted_part(
+            use.used / passed_s / full_per_s,
+            has_waited=use.has_waited,
+            debt_rounds=debt / (full_per_s * self.settings.quota_poll_s),
+        )
+        use.used, use.has_waited, use.reported_s = 0.0, False, now_s
 
 
 def _unit(kind: QuotaKind) -> float:
@@ -241,7 +237,7 @@ def _unit(kind: QuotaKind) -> float:
 
 
 def _per_s(kind: QuotaKind, use: _Use) -> float:
-    return use.limit * _unit(kind) * use.share
+    return use.limit * _unit(kind) * use.share.now
 
 
 def _key(shared: _Shared) -> bytes:

@@ -28,11 +28,11 @@ from typing import Any, Final, cast
 
 from agent.kafka.api import Api, CloseConnection, Order
 from agent.kafka.context import ConnectionState, RequestContext
-from agent.kafka.dispatch import BadRequest, Dispatch, Request
+from agent.kafka.dispatch import PRODUCE_KEY, BadRequest, Dispatch, Request
 from agent.kafka.forwarding.forward_protocol import Hello
 from agent.kafka.forwarding.forwarding import ConnectionForwards, Forwarding
 from agent.kafka.forwarding.split_requests import groups_of, is_coordinated
-from agent.kafka.quota_pauses import quota_throttle_ms
+from agent.kafka.quota_pauses import charge_received, muted_s, quota_throttle_ms
 from agent.kafka.routing.routing import zone_of_client
 from agent.kafka.transport.frames import SMALLEST_FRAME_BYTES, BadFrame, FrameReader, NeedData
 from agent.kafka.transport.memory import MemoryBudget, Reservation
@@ -347,7 +347,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
         return fits and len(self._in_flight) < settings.max_requests_in_flight
 
     def _take(self, request: Request, reservation: Reservation, frame: bytes | memoryview) -> None:
-        traffic = self._shared.metrics.traffic
+        shared = self._shared
+        traffic = shared.metrics.traffic
         traffic.requests[request.api.name] += 1
         traffic.request_bytes += request.size_bytes
         entry = _InFlight(request=request, reservation=reservation, response=self._loop.create_future())
@@ -356,6 +357,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
         now_s = self._loop.time()
         if self._login is not None and self._transport is not None:
             self._transport.pause_reading()  # until `_took_step`
+        if request.api.key == PRODUCE_KEY:
+            charge_received(request.size_bytes, self.state, request.client_id, shared.parts)
+            self._mute_if_due()
         if self._waiting or not self._may_start(request.api):
             self._waiting.append(_Waiting(entry=entry, received_at_s=now_s, frame=frame))
         else:
@@ -400,7 +404,6 @@ class KafkaConnection(asyncio.BufferedProtocol):
             settings=shared.settings,
             parts=parts,
             tenant=tenant,
-            request_bytes=request.size_bytes,
             received_at_s=received_at_s,
             memory=entry.reservation,
             turn=entry.turn,
@@ -545,29 +548,39 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._in_flight_bytes -= entry.reservation.size_bytes
         entry.reservation.release()
         self._last_active_s = self._loop.time()
-        if self.state.muted_until_s > self._last_active_s and not self._closing:
-            self._start_mute()
+        self._mute_if_due()
         self._admit()
         if self.state.sasl is not None:
             self._took_step(self.state.sasl)
 
     # --- quotas
 
-    def _start_mute(self) -> None:
-        """Takes no request until the time that the last answer named (KIP-219)."""
+    def _mute_if_due(self) -> None:
+        """Takes no request until the client has paid what it owes (KIP-219). Looks once per round of reports,
+        since this agent's share may have grown.
+        """
+        now_s, quotas = self._loop.time(), self._shared.parts.quotas
+        if self.state.muted_until_s <= now_s or self._closing:
+            return
+        left_s = muted_s(self.state, quotas, now_s)
+        self.state.muted_until_s = now_s + left_s
         if self._mute is not None:
             self._mute.cancel()
-        self._mute = self._loop.call_at(self.state.muted_until_s, self._end_mute)
+        self._mute = self._loop.call_later(min(left_s, quotas.settings.quota_poll_s), self._end_mute)
         if self._reserved is None:
             self._pause_reading()
 
     def _end_mute(self) -> None:
         self._mute = None
+        if muted_s(self.state, self._shared.parts.quotas, self._loop.time()) > 0:
+            self._mute_if_due()
+            return
+        self.state.muted_until_s = 0.0
         self._last_received_s = self._loop.time()
         if self._closing or self._starved is not None:
             return
         self._start_requests()
-        if not self._closing and self._starved is None and self._transport is not None:
+        if not self._closing and self._starved is None and self._mute is None and self._transport is not None:
             self._transport.resume_reading()
 
     def _pause_reading(self) -> None:

@@ -149,7 +149,7 @@ async def handle(request: ProduceRequest, context: RequestContext[_Uses]) -> Enc
     else:
         results = _all(request, verdict)
     if request.acks == _NO_ACKS:
-        quota_throttle_ms(QuotaKind.PRODUCE, context.request_bytes, context)
+        quota_throttle_ms(QuotaKind.PRODUCE, 0, context)
         _count(results, context)
         _hang_up_on_errors(results)
         return None
@@ -167,7 +167,7 @@ def _respond(request: ProduceRequest, results: ProduceResults, context: RequestC
         results=results,
         throttle_ms=max(
             context.parts.overload.of_produce(),
-            quota_throttle_ms(QuotaKind.PRODUCE, context.request_bytes, context),
+            quota_throttle_ms(QuotaKind.PRODUCE, 0, context),
         ),
         leaders=node_endpoints(context, leaders),
     )

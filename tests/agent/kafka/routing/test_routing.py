@@ -92,7 +92,6 @@ def _a_request_to(agent: Running) -> RequestContext[Any]:
         connection=ConnectionState(connection_id=1, peer="127.0.0.1:1"),
         settings=parts.settings,
         parts=parts,
-        request_bytes=100,
         received_at_s=100.0,
         memory=memory,
         turn=None,
