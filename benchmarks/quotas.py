@@ -1,14 +1,19 @@
 """How well a quota of the cluster holds, and what it costs: `python -m benchmarks.quotas`.
 
 Real producers (librdkafka) write as fast as they may through 1, 2 and 4 agents on loopback, and then through
-one of them only. The agents run in this process, and the producers in their own threads.
+one of them only. Each agent is a process, and the producers are threads of this one.
 """
 
 import asyncio
+import os
+import subprocess
 import sys
 import tempfile
 import threading
 import time
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from confluent_kafka import Producer
@@ -20,58 +25,108 @@ from agent.quotas.settings import QuotaSettings
 from sequencer.client import Sequencer
 from sequencer.migrate import migrate
 from sequencer.settings import MigrationSettings, SequencerSettings
-from tests.agent.running import Running, running
+from tidelog.devstack.ports import picked_ports
 from tidelog.embedded.postgres import EmbeddedPostgres, EmbeddedPostgresSettings
 
 QUOTA = 1_000_000
-WINDOWS_S = (5.0, 20.0)
-"""In the first, agents adapt."""
+WINDOWS_S = (1.0,) * 8 + (12.0,)
+_METRIC = "tidelog_request_bytes_total "
 VALUE = bytes(10_000)
 
 
-async def _measure(database_url: str, agents: int) -> None:
-    entered = [running(database_url, f"memory://quotas{agents}") for _ in range(agents)]
-    live = [await one.__aenter__() for one in entered]
-    try:
-        sequencer = await Sequencer.open(database_url, SequencerSettings())
-        await asyncio.to_thread(_make_topic, live[0], agents)
-        entity = frozenset({("client-id", "measured")})
-        await sequencer.client_quotas.alter({entity: {QuotaKind.PRODUCE: QUOTA}}, 100)
-        await asyncio.sleep(3)
-        phases = [("all agents", live)] + ([("moved to the first", live[:1])] if agents > 1 else [])
-        for name, used in phases:
-            adapting, settled = [f"{rate / QUOTA:.1%}" for rate in await _rate(used)]
-            print(f"{agents} agents, {name}: {adapting} in the first 5 s, then {settled}", flush=True)
-        await sequencer.close()
-    finally:
-        for one in reversed(entered):
-            await one.__aexit__(None, None, None)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    process: subprocess.Popen[bytes]
+    kafka_port: int
+    http_port: int
+
+    def received(self) -> float:
+        """Returns the bytes of all requests."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/metrics", timeout=10) as answer:
+            [line] = [one for one in answer.read().decode().splitlines() if one.startswith(_METRIC)]
+        return float(line.split()[1])
 
 
-def _make_topic(agent: Running, agents: int) -> None:
-    topic = NewTopic(f"t{agents}", num_partitions=8, replication_factor=1)
-    admin = AdminClient({"bootstrap.servers": agent.bootstrap})
+def _started(environment: dict[str, str], ports: Sequence[int]) -> Agent:
+    kafka_port, http_port, peer_port = ports
+    own = {
+        "TIDELOG_KAFKA_PORT": str(kafka_port),
+        "TIDELOG_HTTP_PORT": str(http_port),
+        "TIDELOG_PEER_PORT": str(peer_port),
+    }
+    process = subprocess.Popen([sys.executable, "-m", "tidelog", "agent"], env=environment | own)
+    return Agent(process=process, kafka_port=kafka_port, http_port=http_port)
+
+
+def _wait_ready(agent: Agent) -> None:
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{agent.http_port}/ready", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.1)
+    raise TimeoutError("the agent is not ready")
+
+
+def _measure(database_url: str, folder: Path, count: int) -> None:
+    environment = os.environ | {
+        "TIDELOG_DATABASE_URL": database_url,
+        "TIDELOG_STORE_URL": folder.as_uri(),
+        "TIDELOG_LOG_LEVEL": "error",
+    }
+    with picked_ports(3 * count) as ports:
+        agents = [_started(environment, (*ports[3 * n : 3 * n + 3],)) for n in range(count)]
+        try:
+            for agent in agents:
+                _wait_ready(agent)
+            time.sleep(3)  # until all see each other
+            _make_topic(agents[0])
+            asyncio.run(_set_quota(database_url))
+            time.sleep(3)
+            phases = [("all agents", agents)]
+            if count > 1:
+                phases += [("moved to the first", agents[:1]), ("moved to the last", agents[-1:])]
+            for name, used in phases:
+                rates = [rate / QUOTA for rate in _rates(used)]
+                early = " ".join(f"{rate:.0%}" for rate in rates[:-1])
+                print(f"{count} agents, {name}: {rates[-1]:.1%} of the quota; before: {early}", flush=True)
+        finally:
+            for agent in agents:
+                agent.process.terminate()
+            for agent in agents:
+                agent.process.wait(60)
+
+
+def _make_topic(agent: Agent) -> None:
+    admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{agent.kafka_port}"})
+    topic = NewTopic("t", num_partitions=8, replication_factor=1)
     admin.create_topics([topic])[topic.topic].result(30)
 
 
-async def _rate(agents: list[Running]) -> list[float]:
+async def _set_quota(database_url: str) -> None:
+    sequencer = await Sequencer.open(database_url, SequencerSettings())
+    entity = frozenset({("client-id", "measured")})
+    await sequencer.client_quotas.alter({entity: {QuotaKind.PRODUCE: QUOTA}}, 100)
+    await sequencer.close()
+
+
+def _rates(agents: list[Agent]) -> list[float]:
     """Returns the bytes per second that arrive, in windows. Requests are a little more than records."""
     stop = threading.Event()
-    threads = [
-        asyncio.create_task(asyncio.to_thread(_produce, agent.app.kafka_port, stop)) for agent in agents
-    ]
+    threads = [threading.Thread(target=_produce, args=(agent.kafka_port, stop)) for agent in agents]
+    for thread in threads:
+        thread.start()
     rates = []
     for window_s in WINDOWS_S:
-        before, began_s = _received(agents), time.monotonic()
-        await asyncio.sleep(window_s)
-        rates.append((_received(agents) - before) / (time.monotonic() - began_s))
+        before, began_s = sum(agent.received() for agent in agents), time.monotonic()
+        time.sleep(window_s)
+        passed_s = time.monotonic() - began_s
+        rates.append((sum(agent.received() for agent in agents) - before) / passed_s)
     stop.set()
-    await asyncio.gather(*threads)
+    for thread in threads:
+        thread.join()
     return rates
-
-
-def _received(agents: list[Running]) -> float:
-    return sum(agent.app.metrics.traffic.request_bytes for agent in agents)
 
 
 def _produce(port: int, stop: threading.Event) -> None:
@@ -121,7 +176,7 @@ class _Alone:
 
 def main() -> None:
     for entities in (0, 1, 10_000):
-        quotas = ClientQuotas(None, _Alone(), QuotaSettings(), time.monotonic)  # type: ignore[arg-type]
+        quotas = ClientQuotas(None, _Alone(), QuotaSettings(), time.monotonic)
         print(f"{entities} quotas: {_cost_us(quotas, entities):.2f} µs per request", flush=True)
     for agents in map(int, sys.argv[1:] or (1, 2, 4)):
         with tempfile.TemporaryDirectory() as directory:
@@ -129,7 +184,8 @@ def main() -> None:
             try:
                 url = server.start()
                 asyncio.run(migrate(url, MigrationSettings()))
-                asyncio.run(_measure(url, agents))
+                (Path(directory) / "store").mkdir()
+                _measure(url, Path(directory) / "store", agents)
             finally:
                 server.stop()
 

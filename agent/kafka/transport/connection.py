@@ -54,6 +54,7 @@ from sequencer.database.fair_queue import ASKED_BY, Asker
 log = logging.getLogger("tidelog")
 
 _SHARED_BUFFER_BYTES: Final = 65_536
+_LEAST_MUTE_S: Final = 0.001
 _LEAST_REQUEST_BYTES: Final = 5_120
 """What a small request takes until it is answered: the objects that carry it are fifty times the bytes of one
 small record.
@@ -556,24 +557,28 @@ class KafkaConnection(asyncio.BufferedProtocol):
     # --- quotas
 
     def _mute_if_due(self) -> None:
+        now_s = self._loop.time()
+        if self.state.muted_until_s > now_s and not self._closing:
+            self._mute_for(muted_s(self.state, self._shared.parts.quotas, now_s), now_s)
+
+    def _mute_for(self, left_s: float, now_s: float) -> None:
         """Takes no request until the client has paid what it owes (KIP-219). Looks once per round of reports,
         since this agent's share may have grown.
         """
-        now_s, quotas = self._loop.time(), self._shared.parts.quotas
-        if self.state.muted_until_s <= now_s or self._closing:
-            return
-        left_s = muted_s(self.state, quotas, now_s)
         self.state.muted_until_s = now_s + left_s
         if self._mute is not None:
             self._mute.cancel()
-        self._mute = self._loop.call_later(min(left_s, quotas.settings.quota_poll_s), self._end_mute)
+        look_s = min(left_s, self._shared.parts.quotas.settings.quota_poll_s)
+        self._mute = self._loop.call_later(look_s, self._end_mute)
         if self._reserved is None:
             self._pause_reading()
 
     def _end_mute(self) -> None:
         self._mute = None
-        if muted_s(self.state, self._shared.parts.quotas, self._loop.time()) > 0:
-            self._mute_if_due()
+        now_s = self._loop.time()
+        left_s = muted_s(self.state, self._shared.parts.quotas, now_s)
+        if left_s > _LEAST_MUTE_S and not self._closing:
+            self._mute_for(left_s, now_s)
             return
         self.state.muted_until_s = 0.0
         self._last_received_s = self._loop.time()
