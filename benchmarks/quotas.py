@@ -6,13 +6,15 @@ one of them only. Each agent is a process, and the producers are threads of this
 
 import asyncio
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +31,7 @@ from tidelog.devstack.ports import picked_ports
 from tidelog.embedded.postgres import EmbeddedPostgres, EmbeddedPostgresSettings
 
 QUOTA = 1_000_000
+REPORTS = 200
 WINDOWS_S = (1.0,) * 8 + (12.0,)
 _METRIC = "tidelog_request_bytes_total "
 VALUE = bytes(10_000)
@@ -166,6 +169,24 @@ def _cost_us(quotas: ClientQuotas, entities: int) -> float:
     return (time.perf_counter() - began_s) / calls * 1e6
 
 
+async def _report_ms(database_url: str, clients: int, agents_of_each: int, reported: int) -> float:
+    """Returns the time of one agent's report, if each client is known at this many agents."""
+    sequencer = await Sequencer.open(database_url, SequencerSettings())
+    keys = [number.to_bytes(16) for number in range(clients)]
+    for node_id in range(agents_of_each):
+        for begin in range(0, clients, 10_000):
+            wanted = dict.fromkeys(keys[begin : begin + 10_000], 0.5)
+            await sequencer.quota_use.report(1 + node_id, wanted, 3_600)
+    spent_ms = []
+    for round_ in range(REPORTS):
+        wanted = {keys[(round_ * reported + n) % clients]: 0.7 for n in range(reported)}
+        began_s = time.perf_counter()
+        await sequencer.quota_use.report(1, wanted, 3_600)
+        spent_ms.append(1e3 * (time.perf_counter() - began_s))
+    await sequencer.close()
+    return statistics.median(spent_ms)
+
+
 class _Alone:
     def node_id(self) -> int | None:
         return 1
@@ -176,18 +197,29 @@ class _Alone:
 
 def main() -> None:
     for entities in (0, 1, 10_000):
-        quotas = ClientQuotas(None, _Alone(), QuotaSettings(), time.monotonic)
+        quotas = ClientQuotas(None, _Alone(), QuotaSettings(), time.monotonic)  # type: ignore[arg-type]
         print(f"{entities} quotas: {_cost_us(quotas, entities):.2f} µs per request", flush=True)
+    for clients, of_each, reported in ((100_000, 1, 5), (100_000, 1, 5_000), (5, 1_000, 5)):
+        with _postgres() as (url, _):
+            spent_ms = asyncio.run(_report_ms(url, clients, of_each, reported))
+        known = f"{clients} clients at {of_each} agents each"
+        print(f"{known}: a report of {reported} takes {spent_ms:.1f} ms", flush=True)
     for agents in map(int, sys.argv[1:] or (1, 2, 4)):
-        with tempfile.TemporaryDirectory() as directory:
-            server = EmbeddedPostgres(Path(directory) / "data", EmbeddedPostgresSettings(durable=False))
-            try:
-                url = server.start()
-                asyncio.run(migrate(url, MigrationSettings()))
-                (Path(directory) / "store").mkdir()
-                _measure(url, Path(directory) / "store", agents)
-            finally:
-                server.stop()
+        with _postgres() as (url, folder):
+            (folder / "store").mkdir()
+            _measure(url, folder / "store", agents)
+
+
+@contextmanager
+def _postgres() -> Iterator[tuple[str, Path]]:
+    with tempfile.TemporaryDirectory() as directory:
+        server = EmbeddedPostgres(Path(directory) / "data", EmbeddedPostgresSettings(durable=False))
+        try:
+            url = server.start()
+            asyncio.run(migrate(url, MigrationSettings()))
+            yield url, Path(directory)
+        finally:
+            server.stop()
 
 
 if __name__ == "__main__":

@@ -27,10 +27,10 @@ WITH given AS (
 ), local AS (
     SELECT set_config('synchronous_commit', 'local', true)
 ), old AS (
-    DELETE FROM quota_use WHERE (quota_key, node_id) IN (
-        SELECT quota_key, node_id FROM quota_use
-        WHERE expires_at < clock_timestamp() - interval '1 minute' AND node_id <> %(node_id)s::integer
-        ORDER BY expires_at LIMIT 100 FOR UPDATE SKIP LOCKED)
+    DELETE FROM quota_use WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM quota_use
+        WHERE expires_at < statement_timestamp() - interval '1 minute' AND node_id <> %(node_id)s::integer
+        ORDER BY expires_at LIMIT 100 FOR UPDATE SKIP LOCKED))
 ), written AS (
     INSERT INTO quota_use AS kept (quota_key, node_id, wanted, expires_at)
     SELECT given.quota_key, %(node_id)s::integer, given.wanted / 1e6,
@@ -40,6 +40,6 @@ WITH given AS (
     SET wanted = excluded.wanted, expires_at = excluded.expires_at
 )
 SELECT u.quota_key, array_agg(u.wanted) AS wanted FROM quota_use AS u
-WHERE u.quota_key IN (SELECT given.quota_key FROM given) AND u.node_id <> %(node_id)s::integer
+WHERE u.quota_key = ANY (%(keys)s::bytea[]) AND u.node_id <> %(node_id)s::integer
     AND u.expires_at > clock_timestamp()
 GROUP BY u.quota_key

@@ -60,7 +60,9 @@ async def handle(
                         EntityData(entity_type=kind, entity_name=name)
                         for kind, name in sorted(dict(entity).items())
                     ),
-                    values=tuple(ValueData(key=key, value=f64(value)) for key, value in values.items()),
+                    values=tuple(
+                        ValueData(key=key, value=f64(float(value))) for key, value in values.items()
+                    ),
                 )
             )
         await slices.look()

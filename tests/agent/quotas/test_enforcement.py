@@ -180,3 +180,11 @@ async def test_two_agents_share_one_quota(database_url: str) -> None:
         assert sum(sent) <= 6 * 50_000 * 1.1 + 50_000 + 20_000
         assert min(sent) > 0
         wire.close()
+
+
+async def test_quota_as_large_as_kafkas_largest_is_described(database_url: str) -> None:
+    async with running(database_url) as agent:
+        wire = await Wire.connect(agent.app.kafka_port)
+        assert await alter(wire, {"user": "a"}, request_percentage=1e19) is NONE
+        assert list((await described(wire)).values()) == [{"request_percentage": 1e19}]
+        wire.close()
