@@ -268,6 +268,7 @@ class App:
                     group.create_task(assembly.push.run(), name="push"),
                     group.create_task(assembly.watch.run(), name="peer watch"),
                     group.create_task(parts.topics.run(), name="topics"),
+                    group.create_task(parts.quotas.run(), name="quotas"),
                     group.create_task(assembly.usage.run(), name="usage of tenants"),
                     group.create_task(parts.authentication.run(), name="authentication"),
                     group.create_task(parts.write_path.run(), name="write path"),

@@ -21,6 +21,7 @@ from agent.kafka.transport.overload import Overload
 from agent.kafka.transport.response_memory import ResponseMemory
 from agent.metrics import Metrics
 from agent.parts import Parts
+from agent.quotas.client_quotas import ClientQuotas
 from agent.read_path.known_coordinates import KnownCoordinates
 from agent.read_path.reads import ReadPath
 from agent.read_path.time_lookup import TimeLookup
@@ -107,6 +108,20 @@ class _OwnWrites:
         self.reads.missed(runs)
 
 
+@dataclass(frozen=True, slots=True, kw_only=False)
+class _RingAgents:
+    """The agents that share quotas: those of the ring."""
+
+    membership: Membership
+
+    def node_id(self) -> int | None:
+        self_ = self.membership.self_
+        return None if self_ is None else self_.node_id
+
+    def count(self) -> int:
+        return len(self.membership.ring.agents)
+
+
 def build_peer_server(
     outside: Outside, settings: AppSettings, tls: PeerTls | None
 ) -> tuple[StorePages, PeerServer]:
@@ -164,6 +179,8 @@ def assemble(
     authorizer = Authorizer(settings.authorization, clock)
     acls = KnownAcls(sequencer.acl_changes, authorizer)
     sequencer.database.on_change(acls.forget_all)
+    quotas = ClientQuotas(sequencer.quota_use, _RingAgents(membership), settings.quotas, clock)
+    sequencer.database.on_change(quotas.forget_all)
     tenants = KnownTenants(sequencer.tenants, settings.tenants, outside.cluster_id)
     tenants.on_admins = authorizer.take_admins
     sequencer.database.on_change(tenants.forget_all)
@@ -197,6 +214,7 @@ def assemble(
         bounds=bounds,
         mutations=mutation_quotas(settings.agent, clock),
         lookup_pace=LookupPace(settings.agent, clock),
+        quotas=quotas,
         write_path=write_path,
         pages=pages,
         reads=reads,

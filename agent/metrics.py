@@ -206,6 +206,12 @@ class Metrics:
         self.throttle_seconds = Counter(
             "tidelog_throttle_seconds_total", "Pauses that clients were asked for", ["api"], registry=registry
         )
+        self.quota_throttle_seconds = Counter(
+            "tidelog_quota_throttle_seconds_total",
+            "Pauses of clients over their quotas",
+            ["quota"],
+            registry=registry,
+        )
         self.telemetry_requests = Counter(
             "tidelog_telemetry_requests_total", "Pushes of clients' metrics taken, and requests refused",
             ["result"], registry=registry,

@@ -11,6 +11,7 @@ from agent.kafka.transport.memory import MemoryBudget
 from agent.kafka.transport.overload import Overload
 from agent.kafka.transport.response_memory import ResponseMemory
 from agent.metrics import Metrics
+from agent.quotas.client_quotas import ClientQuotas
 from agent.read_path.reads import ReadPath
 from agent.read_path.time_lookup import TimeLookup
 from agent.security.acls.authorizer import Authorizer
@@ -47,6 +48,7 @@ class Parts:
     mutations: TokenBuckets
     """What each client may create and delete (agent/kafka/configs/mutation_quota.py)."""
     lookup_pace: LookupPace
+    quotas: ClientQuotas
     write_path: WritePath
     pages: PageReader
     reads: ReadPath

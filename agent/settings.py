@@ -10,6 +10,7 @@ from typing import Final, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from agent.groups.settings import GroupSettings
+from agent.quotas.settings import QuotaSettings
 from agent.read_path.settings import ReadPathSettings
 from agent.security.acls.settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
@@ -369,6 +370,7 @@ class AppSettings:
     groups: GroupSettings
     sasl: SaslSettings
     authorization: AuthorizationSettings
+    quotas: QuotaSettings
     listeners: ListenerSettings
     encryption: EncryptionSettings
     tenants: TenantSettings

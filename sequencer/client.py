@@ -31,6 +31,7 @@ from sequencer.journal.journal import Journal
 from sequencer.journal.recovery import GoneRanges
 from sequencer.security.acls import AclChanges, Acls
 from sequencer.security.credentials import UserCredentials
+from sequencer.security.quotas import ClientQuotas, QuotaUse
 from sequencer.settings import SequencerSettings
 from sequencer.tenants.tenants import Tenants
 from sequencer.topics.topic_keys import TopicKeyRows
@@ -58,8 +59,10 @@ class Sequencer:
         self.committed_offsets = CommittedOffsets(database)
         self.user_credentials = UserCredentials(database)
         self.acls = Acls(database)
+        self.client_quotas = ClientQuotas(database)
         leases = database.on(Lane.LEASES)
         self.acl_changes = AclChanges(leases)
+        self.quota_use = QuotaUse(leases)
         self.tenants = Tenants(leases)
         self.agents = Agents(leases)
         self.reservations = Reservations(leases)

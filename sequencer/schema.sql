@@ -642,6 +642,33 @@ CREATE TABLE acls (
 CREATE INDEX acls_by_version ON acls (version, acl_key);
 CREATE INDEX acls_removed ON acls (version) WHERE is_removed;
 
+-- How often client quotas changed. Its row is locked by each change, before rows of client_quotas.
+CREATE TABLE quota_changes (
+    only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    version bigint NOT NULL DEFAULT 0,             -- of the last change
+    forgotten bigint NOT NULL DEFAULT 0            -- entities without quotas up to here may be gone
+) WITH (fillfactor = 50);
+
+-- Client quotas (KIP-546). Agents read what changed since a version. An entity without quotas keeps its row
+-- for a thousand changes: agents and the commit journal see rows that change, not rows that go.
+CREATE TABLE client_quotas (
+    entity jsonb PRIMARY KEY,                      -- {"user": "a", "client-id": null}; null is the default
+    quotas jsonb NOT NULL,                         -- {"producer_byte_rate": 1000}
+    version bigint NOT NULL                        -- of its last change
+);
+CREATE INDEX client_quotas_by_version ON client_quotas (version, entity);
+
+-- Which part of each quota in use an agent wants (agent/quotas/). Only that agent writes its rows.
+-- Unlogged: after a failover it is empty, agents keep their shares and report again within seconds.
+CREATE UNLOGGED TABLE quota_use (
+    quota_key bytea NOT NULL,                      -- a hash of the quota's kind, user, client id and address
+    node_id integer NOT NULL,
+    wanted double precision NOT NULL,              -- a part of the quota, in [0, 1]
+    expires_at timestamptz NOT NULL,
+    PRIMARY KEY (quota_key, node_id)
+) WITH (fillfactor = 50);
+CREATE INDEX quota_use_by_end ON quota_use (expires_at);
+
 -- --- history: the Parquet form of a topic, an Iceberg table whose pointer is here
 
 -- The Iceberg table of each topic that was ever compacted. From the first publish on, retention stays behind

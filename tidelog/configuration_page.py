@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from agent.groups.settings import GroupSettings
+from agent.quotas.settings import QuotaSettings
 from agent.read_path.settings import ReadPathSettings
 from agent.security.acls.settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
@@ -43,6 +44,7 @@ PARTS: Final[tuple[tuple[str, type[Settings]], ...]] = (
     ("Reads", ReadPathSettings),
     ("Consumer groups", GroupSettings),
     ("Authorization", AuthorizationSettings),
+    ("Client quotas", QuotaSettings),
     ("Logins", SaslSettings),
     ("Tenants", TenantSettings),
     ("Agents among themselves", CacheRingSettings),

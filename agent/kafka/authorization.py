@@ -230,6 +230,7 @@ CHECKS: Final[Mapping[int, tuple[Check, ...]]] = MappingProxyType(
             _check(Operation.READ, TOPIC, _EACH_TOPIC),
         ),
         48: (_check(Operation.DESCRIBE_CONFIGS, CLUSTER, _WHOLE),),
+        49: (_check(Operation.ALTER_CONFIGS, CLUSTER, "each entity: CLUSTER_AUTHORIZATION_FAILED"),),
         50: (_check(Operation.DESCRIBE, CLUSTER, _WHOLE),),
         51: (_check(Operation.ALTER, CLUSTER, "each user: CLUSTER_AUTHORIZATION_FAILED"),),
         60: (_check(Operation.DESCRIBE, CLUSTER, "the cluster's authorized operations: none are named"),),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from agent.kafka.transport.memory import Reservation
 from agent.kafka.transport.request_order import Turn
+from agent.quotas.entities import QuotaKind
 from agent.security.acls.authorizer import Authorizer, Rights
 from agent.security.listeners import KafkaListener
 from agent.security.principal import ANONYMOUS, Principal
@@ -70,6 +71,10 @@ class ConnectionState:
     """Its produce requests in flight."""
     groups: list[str] = field(default_factory=list)
     """The first few groups that its requests named."""
+    muted_until_s: float = 0.0
+    """The loop time until which the connection is not read: the client is over a quota."""
+    muted_for: tuple[QuotaKind, str, str] | None = None
+    """Over which quota, and its user and client id."""
     redirected: "dict[tuple[TopicId, Partition], float]" = field(default_factory=dict)
     """When this connection was first redirected for a partition (see agent/kafka/routing/routing.py)."""
     silences_seen: int | None = None

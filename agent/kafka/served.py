@@ -151,6 +151,13 @@ APIS: Final = (
         order=Order.READ,
     ),
     Api(
+        key=49,
+        name="AlterClientQuotas",
+        versions=range(2),
+        module="alter_client_quotas",
+        carried_out=True,
+    ),
+    Api(
         key=50,
         name="DescribeUserScramCredentials",
         versions=range(1),
@@ -178,7 +185,6 @@ class NotServed:
 _TOKENS: Final = (
     "there are no delegation tokens (KIP-48): jobs log in with SCRAM or with tokens of OAUTHBEARER"
 )
-_QUOTAS: Final = "there are no quotas: only the agent's memory slows clients down"
 _NO_CONTROLLER: Final = "spoken between Kafka's brokers and controllers; there are no controllers"
 _SHARE: Final = "share groups (KIP-932) are not available"
 
@@ -191,7 +197,6 @@ NOT_SERVED: Final[Mapping[int, NotServed]] = MappingProxyType(
             (39, "RenewDelegationToken", _TOKENS),
             (40, "ExpireDelegationToken", _TOKENS),
             (41, "DescribeDelegationToken", _TOKENS),
-            (49, "AlterClientQuotas", _QUOTAS),
             (52, "Vote", _NO_CONTROLLER),
             (53, "BeginQuorumEpoch", _NO_CONTROLLER),
             (54, "EndQuorumEpoch", _NO_CONTROLLER),

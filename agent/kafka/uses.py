@@ -13,6 +13,7 @@ from agent.kafka.client_rates import LookupPace, TokenBuckets
 from agent.kafka.transport.overload import Overload
 from agent.kafka.transport.response_memory import ResponseMemory
 from agent.metrics import Metrics
+from agent.quotas.client_quotas import ClientQuotas
 from agent.read_path.reads import ReadPath
 from agent.read_path.time_lookup import TimeLookup
 from agent.security.acls.authorizer import Authorizer
@@ -79,6 +80,11 @@ class UsesAcls(Protocol):
 class UsesMutations(Protocol):
     @property
     def mutations(self) -> TokenBuckets: ...
+
+
+class UsesQuotas(Protocol):
+    @property
+    def quotas(self) -> ClientQuotas: ...
 
 
 class UsesLookupPace(Protocol):

@@ -47,6 +47,7 @@ FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
     "producers": ("producer_ids", "producer_state"),
     "groups": ("groups", "group_members", "group_configs", "committed_offsets", "sinks", "sink_batches"),
     "acls": ("acl_changes", "acls", "tenant_changes", "tenants"),
+    "quotas": ("quota_changes", "client_quotas"),
     "history": (
         "history_tables",
         "history_partitions",
@@ -73,6 +74,8 @@ CHECKPOINT_TABLES: Final = (
     "committed_offsets",
     "acl_changes",
     "acls",
+    "quota_changes",
+    "client_quotas",
     "tenant_changes",
     "tenants",
     "sinks",
@@ -117,6 +120,7 @@ NOT_IN_THE_JOURNAL: Final = frozenset(
         "pending_offsets",
         "security",
         "user_credentials",
+        "quota_use",
         "topic_keys",
     }
 )

@@ -41,6 +41,8 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "committed_offsets": ("group_id", "topic_id", "partition"),
     "acl_changes": ("only_row",),
     "acls": ("acl_key",),
+    "quota_changes": ("only_row",),
+    "client_quotas": ("entity",),
     "tenant_changes": ("only_row",),
     "tenants": ("name",),
     "sinks": ("sink_name",),

@@ -649,6 +649,33 @@ CREATE TABLE acls (
 CREATE INDEX acls_by_version ON acls (version, acl_key);
 CREATE INDEX acls_removed ON acls (version) WHERE is_removed;
 
+-- How often client quotas changed. Its row is locked by each change, before rows of client_quotas.
+CREATE TABLE quota_changes (
+    only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    version bigint NOT NULL DEFAULT 0,             -- of the last change
+    forgotten bigint NOT NULL DEFAULT 0            -- entities without quotas up to here may be gone
+) WITH (fillfactor = 50);
+
+-- Client quotas (KIP-546). Agents read what changed since a version. An entity without quotas keeps its row
+-- for a thousand changes: agents and the commit journal see rows that change, not rows that go.
+CREATE TABLE client_quotas (
+    entity jsonb PRIMARY KEY,                      -- {"user": "a", "client-id": null}; null is the default
+    quotas jsonb NOT NULL,                         -- {"producer_byte_rate": 1000}
+    version bigint NOT NULL                        -- of its last change
+);
+CREATE INDEX client_quotas_by_version ON client_quotas (version, entity);
+
+-- Which part of each quota in use an agent wants (agent/quotas/). Only that agent writes its rows.
+-- Unlogged: after a failover it is empty, agents keep their shares and report again within seconds.
+CREATE UNLOGGED TABLE quota_use (
+    quota_key bytea NOT NULL,                      -- a hash of the quota's kind, user, client id and address
+    node_id integer NOT NULL,
+    wanted double precision NOT NULL,              -- a part of the quota, in [0, 1]
+    expires_at timestamptz NOT NULL,
+    PRIMARY KEY (quota_key, node_id)
+) WITH (fillfactor = 50);
+CREATE INDEX quota_use_by_end ON quota_use (expires_at);
+
 -- --- history: the Parquet form of a topic, an Iceberg table whose pointer is here
 
 -- The Iceberg table of each topic that was ever compacted. From the first publish on, retention stays behind
@@ -940,6 +967,39 @@ BEGIN
         ORDER BY given.group_id ON CONFLICT (producer_id, group_id) DO NOTHING;
     END IF;
     RETURN QUERY SELECT 0, not_there;
+END
+$function$;
+
+-- alter_client_quotas sets and removes quotas of entities, all under one version. It locks the row of
+-- quota_changes first, so changes come one after the other and their versions are in commit order. It returns
+-- false, and changes nothing, if there could be more than `most` entities.
+--
+-- | parameter | meaning |
+-- |---|---|
+-- | changes | an array of {"entity": …, "quotas": …}, no entity twice; a quota that is null is removed |
+CREATE FUNCTION alter_client_quotas(changes jsonb, most integer) RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $function$
+DECLARE
+    number bigint;
+BEGIN
+    SELECT c.version + 1 INTO number FROM quota_changes AS c FOR NO KEY UPDATE;
+    IF (SELECT count(*) FROM client_quotas AS kept WHERE kept.quotas <> '{}')
+        + (SELECT count(*) FROM jsonb_array_elements(changes) AS given
+           WHERE jsonb_strip_nulls(given -> 'quotas') <> '{}'
+             AND NOT EXISTS (SELECT FROM client_quotas AS kept
+                             WHERE kept.entity = given -> 'entity' AND kept.quotas <> '{}')) > most THEN
+        RETURN false;
+    END IF;
+    UPDATE quota_changes SET version = number, forgotten = greatest(forgotten, number - 1000);
+    INSERT INTO client_quotas AS kept (entity, quotas, version)
+    SELECT given -> 'entity', jsonb_strip_nulls(coalesce(old.quotas, '{}') || (given -> 'quotas')), number
+    FROM jsonb_array_elements(changes) AS given
+    LEFT JOIN client_quotas AS old ON old.entity = given -> 'entity'
+    ORDER BY given -> 'entity'
+    ON CONFLICT (entity) DO UPDATE SET quotas = excluded.quotas, version = excluded.version;
+    DELETE FROM client_quotas AS kept WHERE kept.version <= number - 1000 AND kept.quotas = '{}';
+    RETURN true;
 END
 $function$;
 
@@ -2797,6 +2857,7 @@ INSERT INTO agents_shown DEFAULT VALUES;
 INSERT INTO topic_changes DEFAULT VALUES;
 INSERT INTO tenant_changes DEFAULT VALUES;
 INSERT INTO acl_changes DEFAULT VALUES;
+INSERT INTO quota_changes DEFAULT VALUES;
 INSERT INTO producer_ids DEFAULT VALUES;
 INSERT INTO journal DEFAULT VALUES;
 INSERT INTO erasures DEFAULT VALUES;

@@ -23,6 +23,7 @@ from pydantic import SecretStr
 
 from agent.app import App
 from agent.groups.settings import GroupSettings
+from agent.quotas.settings import QuotaSettings
 from agent.security.acls.settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
@@ -93,6 +94,7 @@ async def running(
     listener_settings: ListenerSettings = DEFAULTS.listeners,
     sasl_settings: SaslSettings = DEFAULTS.sasl,
     authorization: AuthorizationSettings = DEFAULTS.authorization,
+    quotas: QuotaSettings = DEFAULTS.quotas,
     encryption: EncryptionSettings = DEFAULTS.encryption,
     tenant_settings: TenantSettings = DEFAULTS.tenants,
     **settings: Any,
@@ -111,6 +113,7 @@ async def running(
             listeners=listener_settings,
             sasl=sasl_settings,
             authorization=authorization,
+            quotas=quotas,
             encryption=encryption,
             tenants=tenant_settings,
         )

@@ -204,3 +204,16 @@ def test_broker_api_versions_command_reads_every_agent(java: Java, zone_a: str, 
     assert f"{zone_b} (id:" in shown
     assert "ConsumerGroupHeartbeat(68): 0 to 1 [usable: 1]" in shown
     assert "JoinGroup(11): 0 to 9 [usable: 9]" in shown
+
+
+def test_config_command_sets_describes_and_removes_quotas(java: Java, zone_a: str, zone_b: str) -> None:
+    client = uuid.uuid4().hex[:8]
+    entity = ("--entity-type", "clients", "--entity-name", client)
+    by_a, by_b = ("--bootstrap-server", zone_a), ("--bootstrap-server", zone_b)
+
+    java.run(_CONFIGS, [*by_a, "--alter", *entity, "--add-config", "producer_byte_rate=1000"])
+    assert "producer_byte_rate=1000.0" in java.run(_CONFIGS, [*by_b, "--describe", *entity])
+    with pytest.raises(JavaFailed):
+        java.run(_CONFIGS, [*by_a, "--alter", *entity, "--add-config", "producer_byte_rate=-1"])
+    java.run(_CONFIGS, [*by_a, "--alter", *entity, "--delete-config", "producer_byte_rate"])
+    assert "producer_byte_rate" not in java.run(_CONFIGS, [*by_b, "--describe", *entity])

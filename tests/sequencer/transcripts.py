@@ -40,6 +40,7 @@ CONCERNS = (
     "merges",
     "observations",
     "producers",
+    "quotas",
     "reservations",
     "retention",
     "sinks",

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import typer
 
 from agent.groups.settings import GroupSettings
+from agent.quotas.settings import QuotaSettings
 from agent.read_path.settings import ReadPathSettings
 from agent.security.acls.settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
@@ -58,6 +59,7 @@ _GROUPS: Mapping[type[Settings], Mapping[str, str]] = {
     },
     SaslSettings: {"sasl_mechanisms": "Users and passwords", "oauth_jwks": "Tokens of an identity provider"},
     AuthorizationSettings: {"authorizer": "Authorization"},
+    QuotaSettings: {"quota_poll_s": "Client quotas"},
     TenantSettings: {"tenants_poll_s": "Tenants"},
     HousekeeperSettings: {
         "retention_interval_s": "Retention and deletion",

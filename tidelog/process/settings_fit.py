@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from agent.groups.settings import GroupSettings
+from agent.quotas.settings import QuotaSettings
 from agent.read_path.settings import ReadPathSettings
 from agent.security.acls.settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
@@ -48,6 +49,7 @@ class AllSettings(AppSettings):
             listeners=environment.read(ListenerSettings),
             sasl=environment.read(SaslSettings),
             authorization=environment.read(AuthorizationSettings),
+            quotas=environment.read(QuotaSettings),
             encryption=environment.read(EncryptionSettings),
             tenants=environment.read(TenantSettings),
             housekeeper=environment.read(HousekeeperSettings),

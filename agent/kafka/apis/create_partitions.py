@@ -13,16 +13,16 @@ from kio.schema.errors import ErrorCode
 from agent.error_codes import ADMINISTRATION_ERRORS, AdministrationRefused, administration_code
 from agent.kafka.authorization import TOPIC, may
 from agent.kafka.configs.administration import named_twice, within
-from agent.kafka.configs.mutation_quota import mutation_throttle, mutations_taken
+from agent.kafka.configs.mutation_quota import UsesMutationQuota, mutation_throttle, mutations_taken
 from agent.kafka.configs.replica_assignments import check_new_partitions
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.routing import UsesRouting, endpoints_of
-from agent.kafka.uses import UsesMutations, UsesOverload, UsesTopics
+from agent.kafka.uses import UsesTopics
 from sequencer.security.acl import Operation
 from sequencer.topics.topics import InvalidPartitionCount, UnknownTopic
 
 
-class _Uses(UsesRouting, UsesMutations, UsesOverload, UsesTopics, Protocol):
+class _Uses(UsesRouting, UsesTopics, UsesMutationQuota, Protocol):
     """The parts that this API uses."""
 
 

@@ -23,18 +23,18 @@ from agent.error_codes import ADMINISTRATION_ERRORS, AdministrationRefused, admi
 from agent.kafka.authorization import CLUSTER, TOPIC, is_silently_allowed, may, permitted
 from agent.kafka.configs.administration import named_twice, within
 from agent.kafka.configs.config_entries import topic_entries
-from agent.kafka.configs.mutation_quota import mutation_throttle, mutations_taken
+from agent.kafka.configs.mutation_quota import UsesMutationQuota, mutation_throttle, mutations_taken
 from agent.kafka.configs.replica_assignments import check_new_topic
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.routing import UsesRouting, endpoints_of
-from agent.kafka.uses import UsesMutations, UsesOverload, UsesTopics
+from agent.kafka.uses import UsesTopics
 from sequencer.security.acl import CLUSTER_NAME, Operation
 from sequencer.topics.topic_config import InvalidConfig, check_together, validate_config
 from sequencer.topics.topics import InvalidPartitionCount
 from storage.identifiers import TopicId
 
 
-class _Uses(UsesRouting, UsesMutations, UsesOverload, UsesTopics, Protocol):
+class _Uses(UsesRouting, UsesTopics, UsesMutationQuota, Protocol):
     """The parts that this API uses."""
 
 

@@ -17,15 +17,20 @@ from kio.schema.types import TopicName
 from agent.error_codes import ADMINISTRATION_ERRORS, AdministrationRefused, administration_code
 from agent.kafka.authorization import CLUSTER, TOPIC, is_silently_allowed, may, note_refusal
 from agent.kafka.configs.administration import named_twice, within
-from agent.kafka.configs.mutation_quota import count_mutations, mutation_throttle, mutations_taken
+from agent.kafka.configs.mutation_quota import (
+    UsesMutationQuota,
+    count_mutations,
+    mutation_throttle,
+    mutations_taken,
+)
 from agent.kafka.context import RequestContext
-from agent.kafka.uses import UsesMutations, UsesOverload, UsesTopics
+from agent.kafka.uses import UsesTopics
 from sequencer.security.acl import CLUSTER_NAME, Operation
 from sequencer.topics.topics import Topic, UnknownTopic
 from storage.identifiers import TopicId
 
 
-class _Uses(UsesMutations, UsesOverload, UsesTopics, Protocol):
+class _Uses(UsesTopics, UsesMutationQuota, Protocol):
     """The parts that this API uses."""
 
 

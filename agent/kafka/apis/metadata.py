@@ -39,11 +39,11 @@ from agent.kafka.configs.authorized_operations import (
     authorized_operations,
     cluster_operations,
 )
-from agent.kafka.configs.mutation_quota import mutation_throttle, mutations_taken
+from agent.kafka.configs.mutation_quota import UsesMutationQuota, mutation_throttle, mutations_taken
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.routing import NO_NODE, Route, UsesRouting, controller_of, endpoints_of, route_of
 from agent.kafka.transport.vectored import Encoded
-from agent.kafka.uses import UsesClusterId, UsesMutations, UsesOverload, UsesResponseMemory, UsesTopics
+from agent.kafka.uses import UsesClusterId, UsesResponseMemory, UsesTopics
 from agent.slices import Slices
 from sequencer.security.acl import CLUSTER_NAME, Operation
 from sequencer.topics.topics import Topic, TopicExists
@@ -183,9 +183,7 @@ def _written(write: Writer[Any], entity: object) -> bytes:
     return buffer.getvalue()
 
 
-class _Uses(
-    UsesRouting, UsesResponseMemory, UsesClusterId, UsesMutations, UsesOverload, UsesTopics, Protocol
-):
+class _Uses(UsesRouting, UsesResponseMemory, UsesClusterId, UsesTopics, UsesMutationQuota, Protocol):
     """The parts that this API uses."""
 
 

@@ -23,12 +23,13 @@ from kio.static.primitive import i32Timedelta
 from agent.error_codes import AdministrationRefused
 from agent.kafka.client_rates import TokenBuckets
 from agent.kafka.context import RequestContext
-from agent.kafka.uses import UsesMutations, UsesOverload
+from agent.kafka.uses import UsesMetrics, UsesMutations, UsesOverload, UsesQuotas
+from agent.quotas.entities import QuotaKind
 from agent.settings import AgentSettings
 from sequencer.topics.topics import TopicExists, UnknownTopic
 
 
-class UsesMutationQuota(UsesMutations, UsesOverload, Protocol):
+class UsesMutationQuota(UsesMutations, UsesOverload, UsesQuotas, UsesMetrics, Protocol):
     """The quota, and the counters of the pauses that it asks for."""
 
 
@@ -52,31 +53,46 @@ async def mutations_taken(
     changes. `refused_from`: the first version of the API whose clients know the refusal. Raises
     AdministrationRefused.
     """
-    quotas, client = context.parts.mutations, _client(context)
-    while pause_s := quotas.pause_s(client):
+    while pause_s := _pause_s(context):
         if context.api_version >= refused_from:
             raise AdministrationRefused(
                 ErrorCode.throttling_quota_exceeded, "The throttling quota has been exceeded."
             )
         await asyncio.sleep(pause_s)
-    quotas.take(client, mutations)
+    count_mutations(mutations, context)
     try:
         yield
     except (AdministrationRefused, TopicExists, UnknownTopic):
-        quotas.take(client, -mutations)
+        count_mutations(-mutations, context)
         raise
 
 
 def count_mutations(mutations: int, context: RequestContext[UsesMutationQuota]) -> None:
     """Counts further partitions, after they were made."""
     context.parts.mutations.take(_client(context), mutations)
+    user, client_id = _names(context)
+    context.parts.quotas.charge(QuotaKind.MUTATION, user, client_id, mutations)
 
 
 def mutation_throttle(context: RequestContext[UsesMutationQuota], api: str) -> i32Timedelta:
     """Returns the pause that the response asks this client for."""
-    pause_ms = math.ceil(context.parts.mutations.pause_s(_client(context)) * 1000)
+    pause_s = _pause_s(context)
+    context.parts.metrics.quota_throttle_seconds.labels(QuotaKind.MUTATION).inc(pause_s)
+    pause_ms = math.ceil(pause_s * 1000)
     context.parts.overload.count_pause(api, pause_ms)
     return i32Timedelta.parse(timedelta(milliseconds=pause_ms))
+
+
+def _pause_s(context: RequestContext[UsesMutationQuota]) -> float:
+    """Returns the longer pause: of the agent's own limit, or of a quota."""
+    return max(
+        context.parts.mutations.pause_s(_client(context)),
+        context.parts.quotas.pause_s(QuotaKind.MUTATION, *_names(context)),
+    )
+
+
+def _names(context: RequestContext[UsesMutationQuota]) -> tuple[str, str]:
+    return context.connection.principal.name, context.client_id or ""
 
 
 def _client(context: RequestContext[UsesMutationQuota]) -> str:

@@ -28,10 +28,11 @@ from typing import Any, Final, cast
 
 from agent.kafka.api import Api, CloseConnection, Order
 from agent.kafka.context import ConnectionState, RequestContext
-from agent.kafka.dispatch import BadRequest, Dispatch, Request
+from agent.kafka.dispatch import PRODUCE_KEY, BadRequest, Dispatch, Request
 from agent.kafka.forwarding.forward_protocol import Hello
 from agent.kafka.forwarding.forwarding import ConnectionForwards, Forwarding
 from agent.kafka.forwarding.split_requests import groups_of, is_coordinated
+from agent.kafka.quota_pauses import charge_received, muted_s, quota_throttle_ms
 from agent.kafka.routing.routing import zone_of_client
 from agent.kafka.transport.frames import SMALLEST_FRAME_BYTES, BadFrame, FrameReader, NeedData
 from agent.kafka.transport.memory import MemoryBudget, Reservation
@@ -40,6 +41,8 @@ from agent.kafka.transport.unauthenticated import Unauthenticated
 from agent.kafka.transport.vectored import Chunk
 from agent.metrics import Metrics
 from agent.parts import Parts
+from agent.quotas.entities import QuotaKind
+from agent.quotas.timed import Timed
 from agent.read_path.watch import Watch
 from agent.security.sasl.session import SaslSession
 from agent.settings import AgentSettings
@@ -51,6 +54,7 @@ from sequencer.database.fair_queue import ASKED_BY, Asker
 log = logging.getLogger("tidelog")
 
 _SHARED_BUFFER_BYTES: Final = 65_536
+_LEAST_MUTE_S: Final = 0.001
 _LEAST_REQUEST_BYTES: Final = 5_120
 """What a small request takes until it is answered: the objects that carry it are fifty times the bytes of one
 small record.
@@ -150,6 +154,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
         """The time since when all is answered and the connection only waits for its client to take the last
         bytes.
         """
+        self._mute: asyncio.TimerHandle | None = None
+        """Set while the client is over a quota: no further request is taken."""
         self._lost = self._has_ended = False
         self._login: SaslSession | None = None
         """Set until the client has authenticated. Only for a listener that asks for it."""
@@ -198,6 +204,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._shared.unauthenticated.leave(self, self.state.host)
         if self._admission is not None:
             self._admission.cancel()
+        if self._mute is not None:
+            self._mute.cancel()
         for entry in self._in_flight:
             if not entry.request.api.carried_out:
                 entry.response.cancel()
@@ -248,7 +256,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
             return "send_timeout"
         if self._login is not None and now_s - self._made_s > self._login_timeout_s():
             return "authentication_timeout"
-        if self._starved is not None or self._closing:
+        if self._starved is not None or self._closing or self._mute is not None:
             return None
         if self._frames.in_frame and now_s - self._last_received_s > self._patience_s():
             return "receive_timeout"
@@ -274,8 +282,13 @@ class KafkaConnection(asyncio.BufferedProtocol):
 
     def _start_requests(self) -> None:
         try:
-            while not self._closing and self._starved is None and self._start_one():
-                pass
+            # A request that already has memory is taken, so that a muted connection holds none.
+            while not self._closing and self._starved is None:
+                if self._mute is not None and self._reserved is None:
+                    self._pause_reading()
+                    return
+                if not self._start_one():
+                    return
         except (BadFrame, BadRequest) as error:
             self._shared.metrics.connections_closed.labels("bad_request").inc()
             log.warning(
@@ -335,7 +348,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
         return fits and len(self._in_flight) < settings.max_requests_in_flight
 
     def _take(self, request: Request, reservation: Reservation, frame: bytes | memoryview) -> None:
-        traffic = self._shared.metrics.traffic
+        shared = self._shared
+        traffic = shared.metrics.traffic
         traffic.requests[request.api.name] += 1
         traffic.request_bytes += request.size_bytes
         entry = _InFlight(request=request, reservation=reservation, response=self._loop.create_future())
@@ -344,6 +358,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
         now_s = self._loop.time()
         if self._login is not None and self._transport is not None:
             self._transport.pause_reading()  # until `_took_step`
+        if request.api.key == PRODUCE_KEY:
+            charge_received(request.size_bytes, self.state, request.client_id, shared.parts)
+            self._mute_if_due()
         if self._waiting or not self._may_start(request.api):
             self._waiting.append(_Waiting(entry=entry, received_at_s=now_s, frame=frame))
         else:
@@ -398,7 +415,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
             refusal = refusal or shared.tenants.refusal(tenant_name, api.key)
         if refusal is not None:
             entry.response.set_exception(CloseConnection(refusal))
-        elif not shared.dispatch.begin(request, context, entry.response):
+        elif shared.parts.quotas.limits(QuotaKind.REQUEST) or not shared.dispatch.begin(
+            request, context, entry.response
+        ):
             entry.response = self._loop.create_task(
                 self._handle(request, context, self._to_forward(request, frame))
             )
@@ -421,6 +440,17 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self, request: Request, context: RequestContext[Parts], frame: bytes | None
     ) -> list[Chunk] | None:
         ASKED_BY.set(Asker(self.state.host, self.state.connection_id))
+        if self._shared.parts.quotas.limits(QuotaKind.REQUEST):
+            timed = Timed(self._forward_or_answer(request, context, frame))
+            try:
+                return await timed
+            finally:
+                quota_throttle_ms(QuotaKind.REQUEST, timed.busy_s, context)
+        return await self._forward_or_answer(request, context, frame)
+
+    async def _forward_or_answer(
+        self, request: Request, context: RequestContext[Parts], frame: bytes | None
+    ) -> list[Chunk] | None:
         if self._forwards is not None and frame is not None:
             return await self._forwards.answer(request, frame, context)
         return await self._shared.dispatch.answer(request, context)
@@ -456,7 +486,13 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._last_received_s = self._loop.time()
         self._start_requests()
         is_at_login = self._login is not None and bool(self._in_flight)
-        if self._starved is None and not self._closing and not is_at_login and self._transport is not None:
+        if (
+            self._starved is None
+            and not self._closing
+            and not is_at_login
+            and (self._mute is None or self._reserved is not None)
+            and self._transport is not None
+        ):
             self._transport.resume_reading()
 
     # --- answering
@@ -513,9 +549,48 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._in_flight_bytes -= entry.reservation.size_bytes
         entry.reservation.release()
         self._last_active_s = self._loop.time()
+        self._mute_if_due()
         self._admit()
         if self.state.sasl is not None:
             self._took_step(self.state.sasl)
+
+    # --- quotas
+
+    def _mute_if_due(self) -> None:
+        now_s = self._loop.time()
+        if self.state.muted_until_s > now_s and not self._closing:
+            self._mute_for(muted_s(self.state, self._shared.parts.quotas, now_s), now_s)
+
+    def _mute_for(self, left_s: float, now_s: float) -> None:
+        """Takes no request until the client has paid what it owes (KIP-219). Looks once per round of reports,
+        since this agent's share may have grown.
+        """
+        self.state.muted_until_s = now_s + left_s
+        if self._mute is not None:
+            self._mute.cancel()
+        look_s = min(left_s, self._shared.parts.quotas.settings.quota_poll_s)
+        self._mute = self._loop.call_later(look_s, self._end_mute)
+        if self._reserved is None:
+            self._pause_reading()
+
+    def _end_mute(self) -> None:
+        self._mute = None
+        now_s = self._loop.time()
+        left_s = muted_s(self.state, self._shared.parts.quotas, now_s)
+        if left_s > _LEAST_MUTE_S and not self._closing:
+            self._mute_for(left_s, now_s)
+            return
+        self.state.muted_until_s = 0.0
+        self._last_received_s = self._loop.time()
+        if self._closing or self._starved is not None:
+            return
+        self._start_requests()
+        if not self._closing and self._starved is None and self._mute is None and self._transport is not None:
+            self._transport.resume_reading()
+
+    def _pause_reading(self) -> None:
+        if self._transport is not None and not self._lost:
+            self._transport.pause_reading()
 
     # --- authenticating
 

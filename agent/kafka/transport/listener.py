@@ -13,6 +13,7 @@ Promises:
 import asyncio
 import logging
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,7 @@ from itertools import count
 from agent.kafka.context import ConnectionState
 from agent.kafka.forwarding.forward_protocol import ACCEPTED, HELLO_LENGTH_BYTES, decode_hello
 from agent.kafka.transport.connection import KafkaConnection, Shared
+from agent.quotas.entities import QuotaKind
 from agent.security.listeners import KafkaListener
 from agent.security.principal import ANONYMOUS, Principal
 from agent.security.tls.acceptor import TlsAcceptor
@@ -83,6 +85,8 @@ class Listener:
         self._connections: dict[KafkaConnection, asyncio.Future[None]] = {}
         """The open connections in the order in which they came, and a callback for each once it has ended."""
         self._forwarded = 0
+        self._of_address: Counter[str] = Counter()
+        """The open connections of clients by address."""
         self._servers: list[asyncio.Server] = []
         self._accepting = True
         self.listening = asyncio.Event()
@@ -214,11 +218,35 @@ class Listener:
             and not self._shared.unauthenticated.displace()
         ):
             connection.close("too_many_connections" if self._accepting else "not_serving")
+        else:
+            self._check_address(connection)
         self._connections[connection] = asyncio.get_running_loop().create_future()
+        if connection.state.forwarded_by is None:
+            self._of_address[connection.state.host] += 1
         self._count()
+
+    def _check_address(self, connection: KafkaConnection) -> None:
+        """Hangs up if the client's address has too many connections, or makes them too fast (KIP-612). That
+        costs less than the pause of Kafka, which keeps the socket.
+        """
+        quotas, host = self._shared.parts.quotas, connection.state.host
+        if self._of_address[host] >= quotas.settings.max_connections_per_ip:
+            connection.close("too_many_connections_of_address")
+        elif quotas.limits(QuotaKind.CONNECTION):
+            pause_s = quotas.pause_s(QuotaKind.CONNECTION, host, "")
+            if pause_s:
+                self._shared.metrics.quota_throttle_seconds.labels(QuotaKind.CONNECTION).inc(pause_s)
+                connection.close("connection_rate")
+            else:
+                quotas.charge(QuotaKind.CONNECTION, host, "", 1)
 
     def _ended(self, connection: KafkaConnection) -> None:
         self._connections.pop(connection).set_result(None)
+        if connection.state.forwarded_by is None:
+            host = connection.state.host
+            self._of_address[host] -= 1
+            if not self._of_address[host]:
+                del self._of_address[host]
         self._forwarded -= connection.state.forwarded_by is not None
         self._count()
 

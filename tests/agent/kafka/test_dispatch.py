@@ -54,6 +54,7 @@ KAFKA_4_1 = {
     "SaslHandshake": (0, 1),
     "SaslAuthenticate": (0, 2),
     "DescribeClientQuotas": (0, 1),
+    "AlterClientQuotas": (0, 1),
     "DescribeUserScramCredentials": (0, 0),
     "AlterUserScramCredentials": (0, 0),
     "Produce": (0, 13),

@@ -10,6 +10,7 @@ replication, because a replica id is taken for a consumer's.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Final, Protocol
 from uuid import UUID
@@ -25,6 +26,7 @@ from agent.kafka.apis.fetch.fetch_response import (
 )
 from agent.kafka.authorization import TOPIC, is_restricted, permitted
 from agent.kafka.context import RequestContext
+from agent.kafka.quota_pauses import UsesQuotaPauses, fetch_bytes_left, quota_throttle_ms
 from agent.kafka.routing.current_leaders import (
     NO_EPOCH,
     OUR_EPOCH,
@@ -40,6 +42,7 @@ from agent.kafka.routing.routing import (
 )
 from agent.kafka.transport.vectored import Encoded
 from agent.kafka.uses import UsesOverload, UsesReads, UsesTopics
+from agent.quotas.entities import QuotaKind
 from agent.read_path.fetch_answer import PartitionResult
 from agent.read_path.read_decisions import FetchPlan, PartitionPlan, ReadFailure
 from cache_ring.ring.membership import Membership
@@ -209,7 +212,7 @@ class _Planner:
         return preferred_replica_of(self._context, self._rack, topic_id, partition)
 
 
-class _Uses(UsesFetchPlan, UsesOverload, Protocol):
+class _Uses(UsesFetchPlan, UsesOverload, UsesQuotaPauses, Protocol):
     """The parts that this API uses."""
 
 
@@ -221,7 +224,11 @@ async def handle(request: FetchRequest, context: RequestContext[_Uses]) -> Encod
     has_tags = response.leaders or response.diverges
     write = write_tagged_response if has_tags else write_response
     buffers = write(response, context.api_version)
-    return Encoded(buffers=buffers, size_bytes=sum(map(len, buffers)))
+    size_bytes = sum(map(len, buffers))
+    pause_ms = quota_throttle_ms(QuotaKind.FETCH, size_bytes, context)
+    if pause_ms > response.throttle_ms:
+        buffers = write(replace(response, throttle_ms=pause_ms), context.api_version)
+    return Encoded(buffers=buffers, size_bytes=size_bytes)
 
 
 async def _respond(request: FetchRequest, context: RequestContext[_Uses]) -> FetchResponse:
@@ -229,7 +236,13 @@ async def _respond(request: FetchRequest, context: RequestContext[_Uses]) -> Fet
     if refused is not None:
         return FetchResponse(error_code=refused)
     reads = context.parts.reads
+    most_bytes = fetch_bytes_left(context)
+    if most_bytes == 0.0:
+        return FetchResponse()  # its client is muted, and then asks again
     plan = await plan_request(request, context)
+    if most_bytes is not None and plan.max_bytes > most_bytes:
+        bytes_now = max(1, int(most_bytes))
+        plan = replace(plan, max_bytes=bytes_now, min_bytes=min(plan.min_bytes, bytes_now))
     wait_s = context.remaining_s(
         context.deadline_s(request.max_wait.total_seconds(), reads.settings.fetch_max_wait_s)
     )

@@ -41,9 +41,11 @@ from agent.kafka.apis.produce.seal_batches import UsesSeals, sealed
 from agent.kafka.authorization import TOPIC as TOPIC_RESOURCE
 from agent.kafka.authorization import TRANSACTIONAL_ID, is_restricted, may, permitted
 from agent.kafka.context import RequestContext
+from agent.kafka.quota_pauses import UsesQuotaPauses, quota_throttle_ms
 from agent.kafka.routing.current_leaders import node_endpoints
 from agent.kafka.transport.vectored import Encoded
-from agent.kafka.uses import UsesMetrics, UsesOverload, UsesTopics, UsesTransactionalIds, UsesWritePath
+from agent.kafka.uses import UsesOverload, UsesTopics, UsesTransactionalIds, UsesWritePath
+from agent.quotas.entities import QuotaKind
 from agent.settings import AgentSettings
 from agent.tenants.tenant import Tenant
 from agent.topic_keys import is_sealing
@@ -61,8 +63,8 @@ from storage.segments.segment_batches import PRODUCER_ID, TOPIC, TRANSACTION, Ba
 class _Uses(
     UsesChecks,
     UsesSeals,
-    UsesMetrics,
     UsesOverload,
+    UsesQuotaPauses,
     UsesTopics,
     UsesTransactionalIds,
     UsesWritePath,
@@ -147,6 +149,7 @@ async def handle(request: ProduceRequest, context: RequestContext[_Uses]) -> Enc
     else:
         results = _all(request, verdict)
     if request.acks == _NO_ACKS:
+        quota_throttle_ms(QuotaKind.PRODUCE, 0, context)
         _count(results, context)
         _hang_up_on_errors(results)
         return None
@@ -162,7 +165,10 @@ def _respond(request: ProduceRequest, results: ProduceResults, context: RequestC
     response = ProduceResponse(
         topics=topics,
         results=results,
-        throttle_ms=context.parts.overload.of_produce(),
+        throttle_ms=max(
+            context.parts.overload.of_produce(),
+            quota_throttle_ms(QuotaKind.PRODUCE, 0, context),
+        ),
         leaders=node_endpoints(context, leaders),
     )
     body = encode(response, context.api_version)

@@ -1,0 +1,1 @@
+"""Client quotas: which applies to a client, and this agent's share of it."""

@@ -1,0 +1,249 @@
+"""Limits what clients do to their quotas (KIP-13, KIP-124, KIP-257, KIP-599, KIP-612), of which this agent
+has a share.
+
+Promises:
+- A quota is one of the cluster. Agents report what their clients use of it, and divide it after that
+  (`shares.py`). While Postgres is away, the last shares hold.
+- A request is let through if its client owes nothing, and may overdraw. The client then waits until that is
+  paid, so over time the quota holds for requests of every size.
+- Without quotas, a request costs one look at `is_on`.
+- At most `quota_clients` quotas in use are tracked, and all agents together write at most
+  `quota_reports_per_s` rows per second. An agent that is alone writes none.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from agent.quotas.entities import CLIENT_KINDS, IP, QuotaKind, quota_of
+from agent.quotas.settings import QuotaSettings
+from agent.quotas.shares import Share, wanted_part
+from sequencer.database.database import SequencerUnavailable
+from sequencer.security.quotas import BEFORE_ALL_QUOTAS, Entity, QuotaPage, QuotaPlace, Quotas, QuotaUse
+
+log = logging.getLogger("tidelog")
+
+_BURST_S: Final = {QuotaKind.MUTATION: 11.0}
+"""How much may be saved up, in seconds of the quota. As in Kafka, for mutations."""
+_LONGEST_PAUSE_S: Final = 600.0
+_KEPT_REPORTS: Final = 3
+"""A row of use is valid for this many intervals of reports."""
+_Shared = tuple[QuotaKind, str, str]
+"""A kind, and who shares the quota: a user and a client id, or an address."""
+
+
+class _Agents(Protocol):
+    """What is known of the agents of the cluster."""
+
+    def node_id(self) -> int | None: ...
+    def count(self) -> int: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class _Use:
+    """What the clients that share a quota use of it at this agent."""
+
+    limit: float
+    share: Share
+    tokens: float
+    at_s: float
+    reported_s: float
+    used: float = 0.0
+    """Since the last report."""
+    has_waited: bool = False
+
+
+class ClientQuotas:
+    """One per agent."""
+
+    def __init__(
+        self, quota_use: QuotaUse, agents: _Agents, settings: QuotaSettings, clock: Callable[[], float]
+    ) -> None:
+        self._quota_use = quota_use
+        self._agents = agents
+        self.settings = settings
+        self._clock = clock
+        self._quotas: dict[Entity, Quotas] = {}
+        self._kinds: frozenset[QuotaKind] = frozenset()
+        self.is_on = False
+        """True if there is any quota of users or client ids."""
+        self._place: QuotaPlace | None = BEFORE_ALL_QUOTAS
+        self._newest = 0
+        self._uses: OrderedDict[_Shared, _Use] = OrderedDict()
+        self._found: dict[_Shared, tuple[float, _Shared] | None] = {}
+        """Which quota applies to a user and client id."""
+        self._reading = asyncio.Lock()
+
+    # --- what a client may do
+
+    def limits(self, kind: QuotaKind) -> bool:
+        """True if anyone has such a quota."""
+        return kind in self._kinds
+
+    def charge(self, kind: QuotaKind, user: str, client_id: str, amount: float) -> float:
+        """Counts what a client did, and returns how many seconds it has to wait. A connection's user is its
+        address. A negative amount gives back.
+        """
+        use = self._use(kind, user, client_id)
+        if use is None:
+            return 0.0
+        use.tokens -= amount
+        use.used += amount
+        return self._pause_s(kind, use)
+
+    def pause_s(self, kind: QuotaKind, user: str, client_id: str) -> float:
+        """Returns how many seconds the client has to wait for what it did before."""
+        use = self._use(kind, user, client_id)
+        return 0.0 if use is None else self._pause_s(kind, use)
+
+    def rate(self, kind: QuotaKind, user: str, client_id: str) -> float | None:
+        """Returns what the client may do here per second. None: there is no bound."""
+        use = self._use(kind, user, client_id)
+        return None if use is None else _per_s(kind, use)
+
+    def _pause_s(self, kind: QuotaKind, use: _Use) -> float:
+        if use.tokens >= 0:
+            return 0.0
+        use.has_waited = True
+        return min(_LONGEST_PAUSE_S, -use.tokens / _per_s(kind, use))
+
+    def _use(self, kind: QuotaKind, user: str, client_id: str) -> _Use | None:
+        if kind not in self._kinds:
+            return None
+        asked = (kind, user, client_id)
+        if asked in self._found:
+            found = self._found[asked]
+        else:
+            if len(self._found) >= self.settings.quota_clients:
+                self._found.clear()
+            found = self._found[asked] = self._applying(kind, user, client_id)
+        if found is None:
+            return None
+        limit, shared = found
+        now_s = self._clock()
+        use = self._uses.get(shared)
+        if use is None:
+            share = Share.of_newcomer(self._agents.count())
+            use = self._uses[shared] = _Use(
+                limit=limit, share=share, tokens=0.0, at_s=now_s - 1.0, reported_s=now_s
+            )
+            while len(self._uses) > self.settings.quota_clients:
+                self._uses.popitem(last=False)
+        self._uses.move_to_end(shared)
+        use.limit = limit
+        per_s = _per_s(kind, use)
+        use.tokens = min(per_s * _BURST_S.get(kind, 1.0), use.tokens + (now_s - use.at_s) * per_s)
+        use.at_s = now_s
+        return use
+
+    def _applying(self, kind: QuotaKind, user: str, client_id: str) -> tuple[float, _Shared] | None:
+        if kind is QuotaKind.CONNECTION:
+            of_ip = self._quotas.get(frozenset({(IP, user)}), self._quotas.get(frozenset({(IP, None)}), {}))
+            return (of_ip[kind], (kind, user, "")) if kind in of_ip else None
+        found = quota_of(kind, user, client_id, self._quotas)
+        return None if found is None else (found[0], (kind, *found[1]))
+
+    # --- quotas that change
+
+    def forget_all(self) -> None:
+        """Another Postgres became the primary: all quotas are read again. Until then, the old ones hold."""
+        self._place = None
+
+    async def refresh(self) -> None:
+        """Returns once all changes that were made before this call hold here. Raises SequencerUnavailable."""
+        async with self._reading:
+            place = self._place
+            begins = place is None or place == BEFORE_ALL_QUOTAS
+            quotas = {} if begins else self._quotas
+            newest = self._newest
+            while True:
+                page = await self._quota_use.page(place or BEFORE_ALL_QUOTAS)
+                if not begins and _is_other(page, place, newest):
+                    place, begins, quotas = None, True, {}
+                    continue
+                if page.changed or begins:
+                    quotas = {**quotas, **dict(page.changed)}
+                place = page.end
+                if (begins and page.is_last) or not begins:
+                    newest = page.newest
+                if page.is_last:
+                    break
+            self._place, self._newest = place, newest
+            if quotas is not self._quotas:
+                self._take({entity: values for entity, values in quotas.items() if values})
+
+    def _take(self, quotas: dict[Entity, Quotas]) -> None:
+        if quotas != self._quotas:
+            log.info("client quotas changed", extra={"entities": len(quotas)})
+        self._quotas = quotas
+        self._kinds = frozenset(QuotaKind(key) for values in quotas.values() for key in values)
+        self.is_on = any(kind in self._kinds for kind in CLIENT_KINDS)
+        self._found.clear()
+
+    # --- shares
+
+    async def run(self) -> None:
+        """Follows the quotas and shares, until cancelled."""
+        while True:
+            with contextlib.suppress(SequencerUnavailable):
+                await self.refresh()
+                await self.report()
+            await asyncio.sleep(self.settings.quota_poll_s)
+
+    async def report(self) -> None:
+        """Reports what is used here and takes this agent's shares. Raises SequencerUnavailable."""
+        agents, node_id = self._agents.count(), self._agents.node_id()
+        now_s = self._clock()
+        poll_s = self.settings.quota_poll_s
+        due = sorted(
+            (shared for shared, use in self._uses.items() if use.used or use.share.wanted),
+            key=lambda shared: self._uses[shared].reported_s,
+        )
+        most = max(1, int(self.settings.quota_reports_per_s * poll_s / max(1, agents)))
+        rounds = -(-len(due) // most)
+        reported = {_key(shared): self._uses[shared] for shared in due[:most]}
+        for shared in due[:most]:
+            self._note_wish(shared[0], self._uses[shared], now_s)
+        if agents <= 1 or node_id is None:
+            for use in self._uses.values():
+                use.share.now = use.share.gained = 1.0
+            return
+        if not reported:
+            return
+        wanted = {key: use.share.wanted for key, use in reported.items()}
+        others = await self._quota_use.report(node_id, wanted, _KEPT_REPORTS * rounds * poll_s)
+        for key, use in reported.items():
+            use.share.take(others.get(key, ()), agents)
+
+    def _note_wish(self, kind: QuotaKind, use: _Use, now_s: float) -> None:
+        full_per_s = use.limit * _unit(kind)
+        passed_s = max(now_s - use.reported_s, 1e-3)
+        debt = max(0.0, -use.tokens - (now_s - use.at_s) * _per_s(kind, use))
+        use.share.wanted = wanted_part(
+            use.used / passed_s / full_per_s,
+            has_waited=use.has_waited,
+            debt_rounds=debt / (full_per_s * self.settings.quota_poll_s),
+        )
+        use.used, use.has_waited, use.reported_s = 0.0, False, now_s
+
+
+def _unit(kind: QuotaKind) -> float:
+    return 0.01 if kind is QuotaKind.REQUEST else 1.0
+
+
+def _per_s(kind: QuotaKind, use: _Use) -> float:
+    return use.limit * _unit(kind) * use.share.now
+
+
+def _key(shared: _Shared) -> bytes:
+    return hashlib.blake2b("\0".join(shared).encode(errors="replace"), digest_size=16).digest()
+
+
+def _is_other(page: QuotaPage, place: QuotaPlace | None, newest: int) -> bool:
+    """True if another database answers, or it has forgotten removals that this reader has not seen."""
+    return page.newest < max(newest, 0 if place is None else place.version) or page.forgotten > newest
