@@ -12,8 +12,8 @@ GRANT SELECT ON migrations TO {role};
 
 -- Tables of one row, which the first migration wrote.
 GRANT SELECT, UPDATE ON
-    acl_changes, agents_shown, cluster, doubts, erasures, journal, ownership, producer_ids, security,
-    tenant_changes, topic_changes
+    acl_changes, agents_shown, cluster, doubts, erasures, journal, ownership, producer_ids,
+    quota_changes, security, tenant_changes, topic_changes
 TO {role};
 
 -- Rows that are written over and never deleted.
@@ -28,10 +28,11 @@ GRANT SELECT, INSERT ON outcomes, tombstones TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON time_partitions TO {role};
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON
-    aborted_transactions, acls, agents, changed_topics, cleanings, committed_offsets, gone_ranges,
+    aborted_transactions, acls, agents, changed_topics, cleanings, client_quotas, committed_offsets,
+    gone_ranges,
     group_members, groups, history_files, history_jobs, history_objects, history_partitions,
     history_raw_ranges, history_tables, holds, merge_candidates, partitions, pending_offsets,
-    producer_state, runs, segments, sink_batches, sinks, tenant_reports,
+    producer_state, quota_use, runs, segments, sink_batches, sinks, tenant_reports,
     tenant_usage, topic_keys, topics, transaction_groups, transaction_partitions, transactions,
     user_credentials
 TO {role};

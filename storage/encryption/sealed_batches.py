@@ -1,4 +1,4 @@
-"""Batches whose records are encrypted with a key of their topic (docs/decisions/0140-sealed-batches.md).
+"""Batches whose records are encrypted with a key of their topic (docs/decisions/0139-sealed-batches.md).
 
 A sealed batch is a batch v2 with a right length and CRC. Its header is in the clear and names compression 7,
 which no client may send and no reader can decompress. In place of the records it has

@@ -38,7 +38,8 @@ def kafka_port(tmp_path_factory: pytest.TempPathFactory, java: Java) -> Iterator
 def _entity(chosen: random.Random) -> list[dict[str, Any]]:
     kinds: tuple[str, ...] = chosen.choice((("user",), ("client-id",), ("user", "client-id"), ("ip",), ()))
     if not kinds or chosen.random() < 0.1:
-        kinds = tuple(set(chosen.choices(_TYPES, k=chosen.randrange(4))))  # Tidelog refuses repeated types
+        # Tidelog refuses repeated types.
+        kinds = tuple(dict.fromkeys(chosen.choices(_TYPES, k=chosen.randrange(4))))
     addresses = ("10.0.0.1", "::1", None, "")
     return [
         {"entity_type": kind, "entity_name": chosen.choice(addresses if kind == "ip" else _NAMES)}

@@ -14,8 +14,8 @@ from agent.kafka.served import APIS
 from agent.tenants.api_names import API_NAMES, NOT_NAMES
 from agent.tenants.translation import TYPES_OF_NAMES, leaves_of
 
-NOT_FOR_TENANTS = {48}
-"""DescribeClientQuotas: its entities are users of all tenants."""
+NOT_FOR_TENANTS = {48, 49}
+"""Client quotas: their entities are users of all tenants."""
 TEXTS = {"error_message", "batch_index_error_message", "status_detail"}
 SERVED = [api for api in APIS if api.key in API_NAMES]
 
