@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from agent.kafka.context import ConnectionState
 from agent.metrics import Metrics
+from agent.security.limited_lines import STRANGERS_LINES_PER_S, LimitedLines
 from agent.security.logins.failed_logins import FailedLogins
 from agent.security.logins.known_credentials import KnownCredentials
 from agent.security.logins.logins import Login, PasswordLogin, ScramLogin, TokenLogin
@@ -46,6 +47,7 @@ class Authentication:
             most_s=settings.sasl_failed_delay_max_ms / 1000,
             most_hosts=settings.sasl_failing_hosts,
         )
+        self._failed = LimitedLines("login failed", STRANGERS_LINES_PER_S, clock)
         self._tokens = None
         if OAUTHBEARER in settings.mechanisms:
             # These import httpx and cryptography: 0.2 s that other agents do not need.
@@ -106,18 +108,14 @@ class Authentication:
         """Logs and counts it. Returns how many seconds its answer waits."""
         self._metrics.logins.labels(mechanism, "failed").inc()
         user = (refused.user or "")[:_LOGGED_CHARACTERS]
-        log.warning(
-            "login failed", extra=_fields(connection, mechanism) | {"user": user, "reason": str(refused)}
-        )
+        self._failed.warn(_fields(connection, mechanism) | {"user": user, "reason": str(refused)})
         return self._failures.delay_s(connection.host, self._clock())
 
     def note_http_failure(self, host: str, refused: SaslRefused) -> float:
         """The same for a request of the HTTP side."""
         self._metrics.logins.labels("HTTP", "failed").inc()
         user = (refused.user or "")[:_LOGGED_CHARACTERS]
-        log.warning(
-            "login failed", extra={"peer": host, "mechanism": "HTTP", "user": user, "reason": str(refused)}
-        )
+        self._failed.warn({"peer": host, "mechanism": "HTTP", "user": user, "reason": str(refused)})
         return self._failures.delay_s(host, self._clock())
 
 

@@ -1,9 +1,17 @@
-"""How long failed logins wait."""
+"""How long failed logins wait, and how many of them are logged."""
 
+import logging
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.metrics import Metrics
+from agent.security.logins.authentication import Authentication
 from agent.security.logins.failed_logins import FailedLogins
+from agent.security.sasl.settings import SaslSettings
+from agent.security.sasl.steps import SaslRefused
+from sequencer.client import Sequencer
 
 
 def of_hosts(most_hosts: int = 100) -> FailedLogins:
@@ -25,3 +33,21 @@ def test_the_wait_is_always_in_its_bounds_and_few_hosts_are_kept(failures: list[
     for host, now_s in failures:
         assert 0.1 <= failed.delay_s(host, now_s) <= 3.0
         assert len(failed) <= 5
+
+
+async def test_a_flood_of_failed_logins_leaves_few_lines_and_all_are_counted(
+    sequencer: Sequencer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "tidelog")
+    now_s, metrics = 0.0, Metrics()
+    authentication = Authentication(sequencer.user_credentials, SaslSettings(), metrics, lambda: now_s)
+
+    for number in range(500):
+        authentication.note_http_failure(f"10.0.0.{number}", SaslRefused("wrong", "eve"))
+    now_s = 1.0
+    authentication.note_http_failure("10.0.1.1", SaslRefused("wrong", "eve"))
+
+    lines = [vars(record) for record in caplog.records if record.getMessage() == "login failed"]
+    assert [line["left_out_before"] for line in lines] == [0] * 20 + [480]
+    assert lines[-1]["peer"] == "10.0.1.1"
+    assert metrics.logins.labels("HTTP", "failed")._value.get() == 501
