@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from agent.kafka.context import ConnectionState
 from agent.metrics import Metrics
-from agent.security.limited_lines import STRANGERS_LINES_PER_S, LimitedLines
+from agent.security.line_limit import STRANGERS_LINES_PER_S, LineLimit
 from agent.security.logins.failed_logins import FailedLogins
 from agent.security.logins.known_credentials import KnownCredentials
 from agent.security.logins.logins import Login, PasswordLogin, ScramLogin, TokenLogin
@@ -47,7 +47,7 @@ class Authentication:
             most_s=settings.sasl_failed_delay_max_ms / 1000,
             most_hosts=settings.sasl_failing_hosts,
         )
-        self._failed = LimitedLines("login failed", STRANGERS_LINES_PER_S, clock)
+        self._lines = LineLimit(STRANGERS_LINES_PER_S, clock)
         self._tokens = None
         if OAUTHBEARER in settings.mechanisms:
             # These import httpx and cryptography: 0.2 s that other agents do not need.
@@ -107,16 +107,21 @@ class Authentication:
     def note_failure(self, connection: ConnectionState, mechanism: str, refused: SaslRefused) -> float:
         """Logs and counts it. Returns how many seconds its answer waits."""
         self._metrics.logins.labels(mechanism, "failed").inc()
-        user = (refused.user or "")[:_LOGGED_CHARACTERS]
-        self._failed.warn(_fields(connection, mechanism) | {"user": user, "reason": str(refused)})
+        self._log_failure(_fields(connection, mechanism), refused)
         return self._failures.delay_s(connection.host, self._clock())
 
     def note_http_failure(self, host: str, refused: SaslRefused) -> float:
         """The same for a request of the HTTP side."""
         self._metrics.logins.labels("HTTP", "failed").inc()
-        user = (refused.user or "")[:_LOGGED_CHARACTERS]
-        self._failed.warn({"peer": host, "mechanism": "HTTP", "user": user, "reason": str(refused)})
+        self._log_failure({"peer": host, "mechanism": "HTTP"}, refused)
         return self._failures.delay_s(host, self._clock())
+
+    def _log_failure(self, fields: dict[str, object], refused: SaslRefused) -> None:
+        left_out = self._lines.take()
+        if left_out is not None:
+            user = (refused.user or "")[:_LOGGED_CHARACTERS]
+            reason = {"user": user, "reason": str(refused), "left_out_before": left_out}
+            log.warning("login failed", extra=fields | reason)
 
 
 def _fields(connection: ConnectionState, mechanism: str) -> dict[str, object]:

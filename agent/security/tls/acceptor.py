@@ -5,20 +5,23 @@ Promises:
   the oldest of the host that has most, so stalled handshakes keep no other host out, and others of the same
   host only while they take longer than it takes that host to open `tls_handshakes` connections.
 - A connection that fails is counted with its reason, and logged, at most some per second
-  (`agent/security/limited_lines.py`).
+  (`agent/security/line_limit.py`).
 """
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable
 
 from agent.metrics import Metrics
-from agent.security.limited_lines import STRANGERS_LINES_PER_S, LimitedLines
+from agent.security.line_limit import STRANGERS_LINES_PER_S, LineLimit
 from agent.security.listener_settings import ListenerSettings
 from agent.security.tls.contexts import KeptContext
 from agent.security.tls.failure import HandshakeFailed
 from agent.security.tls.transport import TlsTransport, receive_buffer
+
+log = logging.getLogger("tidelog")
 
 Application = Callable[[TlsTransport], asyncio.BaseProtocol]
 """Makes the protocol of a secured connection. Raises HandshakeFailed to refuse it."""
@@ -31,7 +34,7 @@ class TlsAcceptor:
         self._settings = settings
         self._metrics = metrics
         self._received = receive_buffer()
-        self._failures = LimitedLines("TLS handshake failed", STRANGERS_LINES_PER_S, time.monotonic)
+        self._lines = LineLimit(STRANGERS_LINES_PER_S, time.monotonic)
         self._under_way: dict[TlsTransport, tuple[str, asyncio.TimerHandle]] = {}
         """Host and timer, oldest first."""
         self._of_host: Counter[str] = Counter()
@@ -69,9 +72,10 @@ class TlsAcceptor:
     def failed(self, connection: TlsTransport, failure: HandshakeFailed) -> None:
         host = self._forget(connection)
         self._metrics.tls_handshakes.labels(self._use, failure.reason).inc()
-        self._failures.warn(
-            {"use": self._use, "reason": failure.reason, "detail": str(failure), "peer": host}
-        )
+        left_out = self._lines.take()
+        if left_out is not None:
+            fields = {"use": self._use, "reason": failure.reason, "detail": str(failure), "peer": host}
+            log.warning("TLS handshake failed", extra={**fields, "left_out_before": left_out})
 
     def _displace_one(self) -> None:
         busiest = max(self._of_host.values())
