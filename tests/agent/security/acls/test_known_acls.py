@@ -102,6 +102,7 @@ async def test_an_agent_that_slept_through_a_thousand_changes_reads_everything(s
     assert sum(changes.read) > 10
 
 
+@pytest.mark.superuser  # empties a table
 async def test_another_database_with_fewer_changes_is_read_from_its_beginning(sequencer: Sequencer) -> None:
     await sequencer.acls.add(_acls(range(15)), _MANY)
     authorizer, _, known = _following(sequencer)
