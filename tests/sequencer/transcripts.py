@@ -94,10 +94,11 @@ async def transcripts(sequencer: Sequencer) -> dict[str, str]:
 
 
 def _named(statements: Mapping[str, str]) -> dict[str, Statement]:
+    """All but those that read `pg_attribute`: their plans depend on how bloated the catalog is."""
     return {
         name: Statement(text=text)
         for name, text in statements.items()
-        if _STATEMENT.match(_uncommented(text))
+        if _STATEMENT.match(_uncommented(text)) and "pg_attribute" not in text
     }
 
 
