@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from tests.agent.running import Running, running
-from tests.support.postgres import TEMPLATE
+from tests.support.postgres import OWNER, TEMPLATE
 from tidelog.embedded.postgres import EmbeddedPostgres
 
 
@@ -18,7 +18,7 @@ def module_database_url(postgres: EmbeddedPostgres, request: pytest.FixtureReque
     """A migrated database for this module only."""
     name = request.node.name.removesuffix(".py").replace("/", "_")
     with psycopg.connect(postgres.url(), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE} STRATEGY FILE_COPY")
+        connection.execute(f"CREATE DATABASE {name} OWNER {OWNER} TEMPLATE {TEMPLATE} STRATEGY FILE_COPY")
         yield postgres.url(name)
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 

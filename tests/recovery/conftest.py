@@ -18,6 +18,7 @@ from sequencer.settings import MigrationSettings, SequencerSettings
 from storage.stores.object_store import ObjectStore, StoreSettings
 from storage.stores.open_store import open_store
 from tests.compactor.builders import CLUSTER
+from tests.support.postgres import OWNER
 from tidelog.embedded.postgres import EmbeddedPostgres
 
 
@@ -53,7 +54,7 @@ class Place:
         """Leaves an empty database without tables."""
         with psycopg.connect(self.server.url(), autocommit=True) as connection:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
-            connection.execute(f"CREATE DATABASE {name}")
+            connection.execute(f"CREATE DATABASE {name} OWNER {OWNER}")
 
     def _copy(self, old: str, new: str) -> None:
         with psycopg.connect(self.server.url(), autocommit=True) as connection:
@@ -61,7 +62,7 @@ class Place:
             connection.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (old,)
             )
-            connection.execute(f"CREATE DATABASE {new} TEMPLATE {old} STRATEGY FILE_COPY")
+            connection.execute(f"CREATE DATABASE {new} OWNER {OWNER} TEMPLATE {old} STRATEGY FILE_COPY")
             connection.execute(f"ALTER DATABASE {old} ALLOW_CONNECTIONS true")
             connection.execute(f"ALTER DATABASE {new} ALLOW_CONNECTIONS true")
 

@@ -30,7 +30,7 @@ from storage.stores.open_store import open_store
 from tests.agent.read_path.a_log import NOON_MS, RING, ALog, a_batch
 from tests.agent.read_path.wire import a_fetch, a_list_offsets, ask
 from tests.support.messages import place_of, value_of
-from tests.support.postgres import TEMPLATE
+from tests.support.postgres import OWNER, TEMPLATE
 from tests.support.s3 import BUCKET, settings_of
 from tests.support.settings import all_settings
 from tests.support.waiting import until
@@ -103,7 +103,7 @@ def place(postgres: EmbeddedPostgres, s3_endpoint: S3Endpoint) -> Iterator[Place
     tests.
     """
     with psycopg.connect(postgres.url(), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE tidelog_fetch_api TEMPLATE {TEMPLATE}")
+        connection.execute(f"CREATE DATABASE tidelog_fetch_api OWNER {OWNER} TEMPLATE {TEMPLATE}")
         yield Place(
             database_url=postgres.url("tidelog_fetch_api"),
             store_url=s3_endpoint.store_url(BUCKET, "fetch-api"),

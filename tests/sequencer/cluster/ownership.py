@@ -13,6 +13,7 @@ from storage.batches.byte_arrays import Buffer
 from storage.identifiers import ObjectKey
 from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import ObjectStore, StoreUnavailable, TaggedObject
+from tests.support.postgres import OWNER
 
 CLUSTER = "tidelog"
 _copies = itertools.count(1)
@@ -33,7 +34,7 @@ async def a_copy(
         connection.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,)
         )
-        connection.execute(f"CREATE DATABASE {copy} TEMPLATE {name} STRATEGY FILE_COPY")
+        connection.execute(f"CREATE DATABASE {copy} OWNER {OWNER} TEMPLATE {name} STRATEGY FILE_COPY")
     opened = await Sequencer.open(url, SequencerSettings())
     try:
         if as_files:

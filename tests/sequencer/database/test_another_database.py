@@ -15,7 +15,7 @@ from storage.identifiers import Offset
 from storage.stores.memory_store import MemoryStore
 from tests.sequencer.builders import accepted, reserved
 from tests.sequencer.housekeeping.housekeeping import records_of
-from tests.support.postgres import Address
+from tests.support.postgres import OWNER, Address
 from tidelog.embedded.postgres import EmbeddedPostgres
 
 Asked = TypeVar("Asked")
@@ -108,7 +108,7 @@ async def test_a_restored_backup_of_the_same_database_is_asked_as_before(
     with psycopg.connect(postgres.url(), autocommit=True) as connection:
         Address.cut(database_url)
         connection.execute(f"ALTER DATABASE {name} RENAME TO {name}_lost")
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {name}_lost STRATEGY FILE_COPY")
+        connection.execute(f"CREATE DATABASE {name} OWNER {OWNER} TEMPLATE {name}_lost STRATEGY FILE_COPY")
         connection.execute(f"DROP DATABASE {name}_lost")
 
     assert [topic.name for topic in await sequencer.topics.list()] == ["orders"]
