@@ -8,6 +8,7 @@ Promises:
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Final, TypeVar
@@ -91,16 +92,21 @@ class Shell:
         """Until the person leaves."""
         prompt = self._prompt()
         note("Statements end with ;   \\help shows the commands, Ctrl-D leaves.")
-        while True:
-            try:
-                text = prompt.prompt("sql> ").strip()
-            except KeyboardInterrupt:
-                continue
-            except EOFError:
-                return
-            if text in ("\\quit", "\\q", "quit", "exit", "quit;", "exit;"):
-                return
-            self._do(text)
+        is_open = True
+        while is_open:
+            with suppress(KeyboardInterrupt):  # also between a statement's end and the next prompt
+                is_open = self._turn(prompt)
+
+    def _turn(self, prompt: "PromptSession[str]") -> bool:
+        """Does what is entered. False: the person leaves."""
+        try:
+            text = prompt.prompt("sql> ").strip()
+        except EOFError:
+            return False
+        if text in ("\\quit", "\\q", "quit", "exit", "quit;", "exit;"):
+            return False
+        self._do(text)
+        return True
 
     def _do(self, text: str) -> None:
         try:

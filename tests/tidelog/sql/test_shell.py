@@ -127,6 +127,8 @@ def test_ctrl_c_ends_the_statement_and_not_the_shell(terminal: Callable[[], Term
     shell.wait_for("Cancelled.")
     shell.type("SELECT 'still ' || 'here' AS x;\r")
     shell.wait_for("still here")
+    shell.type("\x03" * 20)  # some of them while no prompt is shown
+    shell.wait_for("sql>")
     shell.type("half a line\x03")
     shell.type("\\quit\r")
 
