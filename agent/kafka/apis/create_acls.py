@@ -1,7 +1,7 @@
 """Kafka API 30, CreateAcls, v1-v3 (KIP-140, KIP-290 prefixed patterns). The valid ones of a request are added
 together. Adding what is there changes nothing. This agent decides by them before it answers, others after
 `acl_poll_s`. Refused: everything, without an authorizer (SECURITY_DISABLED); names, principals and hosts of
-more than 1,024 characters; more ACLs than `max_acls` (POLICY_VIOLATION).
+more than 1,024 characters; more ACLs than `max_acls`, or than the tenant may have (POLICY_VIOLATION).
 """
 
 import contextlib
