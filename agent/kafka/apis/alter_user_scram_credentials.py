@@ -61,6 +61,11 @@ async def handle(
     except AdministrationRefused as refused:
         return _response(users, dict.fromkeys(users, refused))
     refusals = _refusals(request)
+    refusals |= {
+        user: AdministrationRefused(ErrorCode.cluster_authorization_failed, "The user belongs to a tenant")
+        for user in users
+        if not context.connection.rights.reaches(user)
+    }
     upserted = [
         (CredentialKey(one.name, _MECHANISMS[one.mechanism]), _keys(one))
         for one in request.upsertions

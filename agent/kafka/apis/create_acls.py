@@ -32,7 +32,7 @@ _ADDED = AclCreationResult(error_code=ErrorCode.none, error_message=None)
 async def handle(request: CreateAclsRequest, context: RequestContext[_Uses]) -> CreateAclsResponse:
     try:
         check_acl_access(Operation.ALTER, context)
-        outcomes = [await _checked(entry) for entry in request.creations]
+        outcomes = [await _checked(entry, context) for entry in request.creations]
         acls = [outcome for outcome in outcomes if isinstance(outcome, Acl)]
         added = await _add(acls, context)
     except ADMINISTRATION_ERRORS as error:
@@ -40,10 +40,10 @@ async def handle(request: CreateAclsRequest, context: RequestContext[_Uses]) -> 
     return _response(added if isinstance(outcome, Acl) else outcome for outcome in outcomes)
 
 
-async def _checked(entry: AclCreation) -> Acl | AclCreationResult:
+async def _checked(entry: AclCreation, context: RequestContext[_Uses]) -> Acl | AclCreationResult:
     try:
         async with acl_refusals():
-            acl = acl_of(entry)
+            acl = acl_of(entry, context)
             check_acl(acl)
             return acl
     except AdministrationRefused as error:
