@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from typer.testing import CliRunner
 
 from sequencer.client import Sequencer, SequencerSettings
 from sequencer.tenants.tenant_limits import TenantLimits
@@ -13,6 +14,7 @@ from spark_compaction.compact import compact_topics
 from spark_compaction.settings import CompactionSettings
 from tests.spark_source.conftest import Topic
 from tests.tidelog.sql.conftest import Run, lines
+from tidelog.cli import app
 from tidelog.devstack.stack import Stack
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -52,3 +54,19 @@ def test_history_of_a_tenants_topic_is_read_by_its_full_name(
 
     records = RECORDS + IN_THE_TAIL * fresh
     assert lines(found) == [{"n": records, "last": records - 1}]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("topics", "describe"), ("history", "show"), ("compact",), ("ttl",)],
+    ids=lambda command: command[0],
+)
+def test_commands_of_operators_take_the_full_name(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, tenants_topic: Topic, command: tuple[str, ...]
+) -> None:
+    for name, value in stack.addresses.as_environment().items():
+        monkeypatch.setenv(name, value)
+
+    found = CliRunner().invoke(app, [*command, tenants_topic.name])
+
+    assert found.exit_code == 0, (found.output, found.exception)
