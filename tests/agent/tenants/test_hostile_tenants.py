@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 from kio.index import load_request_schema
 from kio.schema.fetch.v13.request import FetchPartition, FetchRequest, FetchTopic
+from kio.schema.list_transactions.v1.request import ListTransactionsRequest
 from kio.schema.metadata.v1.request import MetadataRequest
 from kio.schema.types import BrokerId
 from kio.static.primitive import i8, i32, i32Timedelta, i64
@@ -20,6 +21,7 @@ from kio.static.primitive import i8, i32, i32Timedelta, i64
 from agent.kafka.api import Api
 from agent.kafka.served import APIS
 from agent.tenants.api_names import API_NAMES
+from sequencer.commits.producers import NO_PRODUCER_ID, ProducerIdentity
 from sequencer.security.acl import Acl, AclFilter, Operation, PatternType, Permission, ResourceType
 from tests.agent.running import Running, until_answered
 from tests.agent.security.logins.users import produced
@@ -31,6 +33,9 @@ TOPIC = "beta-marker-topic"
 LISTED = "beta-listed-topic"
 """The other tenant's, too. The hostile client never says this name, only the topic's id."""
 RECORD = "beta-marker-record"
+LISTED_TRANSACTIONS = 1_000
+"""The least that the setting allows."""
+NO_IDENTITY = ProducerIdentity(producer_id=NO_PRODUCER_ID, producer_epoch=-1)
 NOT_TRIED = {17, 36}
 """A login's messages, which this connection has behind it."""
 TRIED = [api for api in APIS if api.key in API_NAMES and api.key not in NOT_TRIED]
@@ -38,7 +43,7 @@ TRIED = [api for api in APIS if api.key in API_NAMES and api.key not in NOT_TRIE
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def agent(module_database_url: str) -> AsyncIterator[Running]:
-    async with tenants_agent(module_database_url) as started:
+    async with tenants_agent(module_database_url, list_transactions_limit=LISTED_TRANSACTIONS) as started:
         for topic in (TOPIC, LISTED):
             await produced(started.bootstrap, topic, login_of("beta"), value=RECORD)
         async with opened(module_database_url) as sequencer:
@@ -167,6 +172,21 @@ async def test_a_fetch_by_the_id_of_another_tenants_topic_finds_no_topic(agent: 
         wire.close()
 
     assert codes == {"acme": "unknown_topic_id", "beta": "none"}
+
+
+async def test_transactions_of_others_use_up_none_of_a_tenants_list(agent: Running) -> None:
+    async with opened_of(agent) as sequencer:
+        for number in range(LISTED_TRANSACTIONS + 1):
+            await sequencer.transactions.initialize(f"acme~{number:04}", 60_000, NO_IDENTITY)
+        await sequencer.transactions.initialize("beta~mine", 60_000, NO_IDENTITY)
+
+    wire = await connected(agent.app.kafka_port, "beta")
+    answer = await wire.ask(
+        ListTransactionsRequest(state_filters=(), producer_id_filters=(), duration_filter=i64(-1))
+    )
+    wire.close()
+
+    assert {one.transactional_id for one in answer.transaction_states} == {"mine"}
 
 
 async def test_a_deleted_tenants_connections_are_served_nothing(
