@@ -85,7 +85,9 @@ def list_tenants(environment: Environment, *, as_json: Json = False) -> None:
 @app.command()
 @with_settings(ClientSettings, only=_USED)
 def delete(environment: Environment, name: Name) -> None:
-    """Delete a tenant that has nothing left: no topics, groups, transactions, users or ACLs."""
+    """Delete a tenant that has nothing left: no topics, groups, transactions, users, ACLs, quotas or configs
+    of groups.
+    """
     _run(environment, lambda tenants: tenants.delete(name))
     Console().print(f"[green]Deleted[/] tenant [bold]{escape(name)}[/].")
 

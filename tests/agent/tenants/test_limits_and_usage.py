@@ -141,6 +141,29 @@ async def test_a_tenant_is_made_from_nothing_and_deleted_with_nothing_left(datab
         assert again.admins == ("ann",)
 
 
+@pytest.mark.parametrize("kind", ["quotas", "group configs"])
+async def test_a_new_tenant_inherits_no_quotas_and_no_configs_of_groups(database_url: str, kind: str) -> None:
+    """They would hold for the users and groups of the next tenant of this name."""
+    async with opened(database_url) as sequencer:
+        await sequencer.tenants.create("acme", [], TenantLimits())
+
+        async def set_to(value: str | None) -> None:
+            if kind == "quotas":
+                entity = frozenset({("user", "acme~ann"), ("client-id", None)})
+                quota = None if value is None else float(value)
+                await sequencer.client_quotas.alter({entity: {"request_percentage": quota}}, 10)
+            elif value is None:
+                await sequencer.group_configs.alter("acme~g", {}, ["consumer.session.timeout.ms"])
+            else:
+                await sequencer.group_configs.alter("acme~g", {"consumer.session.timeout.ms": value})
+
+        await set_to("50000")
+        with pytest.raises(TenantNotEmpty, match=f"1 {kind}"):
+            await sequencer.tenants.delete("acme")
+        await set_to(None)
+        await sequencer.tenants.delete("acme")
+
+
 async def test_a_repeated_report_counts_once(database_url: str) -> None:
     async with opened(database_url) as sequencer:
         [row] = await sequencer.database.read("SELECT (now() AT TIME ZONE 'UTC')::date AS today")
