@@ -21,8 +21,9 @@ from kio.static.primitive import i8, i32, i32Timedelta, i64
 from agent.kafka.api import Api
 from agent.kafka.served import APIS
 from agent.tenants.api_names import API_NAMES
-from sequencer.commits.producers import NO_PRODUCER_ID, ProducerIdentity
+from sequencer.commits.producers import ProducerIdentity
 from sequencer.security.acl import Acl, AclFilter, Operation, PatternType, Permission, ResourceType
+from storage.identifiers import ProducerId
 from tests.agent.running import Running, until_answered
 from tests.agent.security.logins.users import produced
 from tests.agent.tenants.two_tenants import connected, login_of, opened, tenants_agent
@@ -35,7 +36,7 @@ LISTED = "beta-listed-topic"
 RECORD = "beta-marker-record"
 LISTED_TRANSACTIONS = 1_000
 """The least that the setting allows."""
-NO_IDENTITY = ProducerIdentity(producer_id=NO_PRODUCER_ID, producer_epoch=-1)
+NO_IDENTITY = ProducerIdentity(producer_id=ProducerId(-1), producer_epoch=-1)
 NOT_TRIED = {17, 36}
 """A login's messages, which this connection has behind it."""
 TRIED = [api for api in APIS if api.key in API_NAMES and api.key not in NOT_TRIED]
