@@ -110,7 +110,11 @@ def test_the_size_limit_counts_the_whole_batch() -> None:
 
 @pytest.mark.parametrize("code", [5, 6, 7])
 def test_an_unknown_compression_is_named(code: int) -> None:
-    assert fault_of(a_batch(attributes=code)) == (BatchFault.UNKNOWN_COMPRESSION, f"compression type {code}")
+    fault, message = fault_of(a_batch(attributes=code))
+
+    assert fault is BatchFault.UNKNOWN_COMPRESSION
+    assert message.startswith(f"compression type {code}")
+    assert ("encrypted" in message) == (code == 7)
 
 
 @pytest.mark.parametrize(
