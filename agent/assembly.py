@@ -196,7 +196,7 @@ def assemble(
         sequencer.database.used_share,
     )
     coordinator, offset_batches = _build_coordinator(
-        sequencer, topics, membership, settings.groups, metrics, authorizer
+        sequencer, topics, membership, settings.groups, metrics, authorizer, tenants
     )
     request_memory = MemoryBudget(settings.agent.request_memory_bytes)
     authentication = Authentication(sequencer.user_credentials, settings.sasl, metrics, clock)
@@ -263,6 +263,7 @@ def _build_coordinator(
     settings: GroupSettings,
     metrics: Metrics,
     authorizer: Authorizer,
+    tenants: KnownTenants,
 ) -> tuple[Coordinator, OffsetBatches]:
     clock = time.monotonic
 
@@ -280,6 +281,7 @@ def _build_coordinator(
         make_machine=make_machine,
         clock=clock,
         acls=(lambda: authorizer.index) if authorizer.is_on else None,
+        is_tenant=lambda name: tenants.get(name) is not None,
     )
     sequencer.database.on_change(coordinator.forget_all)
     metrics.registry.register(GroupMetrics(coordinator))

@@ -614,6 +614,7 @@ CREATE TABLE user_credentials (
     CHECK (num_nulls(salt, iterations, stored_key, server_key) IN (0, 4))
 );
 CREATE INDEX user_credentials_by_change ON user_credentials (change, user_name, mechanism);
+CREATE INDEX user_credentials_by_tenant ON user_credentials (user_name COLLATE "C") WHERE salt IS NOT NULL;
 -- --- security: who may do what
 
 -- How often access control lists changed. Its row is locked by each change, before rows of acls.
@@ -641,6 +642,8 @@ CREATE TABLE acls (
 );
 CREATE INDEX acls_by_version ON acls (version, acl_key);
 CREATE INDEX acls_removed ON acls (version) WHERE is_removed;
+-- A tenant's name and its ~ have 64 characters at most. The names may be longer than an index takes.
+CREATE INDEX acls_by_tenant ON acls (left(name, 64) COLLATE "C") WHERE NOT is_removed;
 
 -- How often client quotas changed. Its row is locked by each change, before rows of client_quotas.
 CREATE TABLE quota_changes (

@@ -89,11 +89,6 @@ class UnownedTopics:
 GroupTopics: TypeAlias = LocalTopics | UnownedTopics
 
 
-def topics_of_group(directory: TopicDirectory, group_id: str) -> GroupTopics:
-    """Returns the topics that the group's members may name, with the names that they use."""
-    return topics_of_tenant(directory, tenant_of(group_id))
-
-
 def topics_of_tenant(directory: TopicDirectory, tenant: str | None) -> GroupTopics:
     """Returns the topics as groups of the tenant see them, or as groups of none."""
     return UnownedTopics(directory) if tenant is None else LocalTopics(directory, tenant)

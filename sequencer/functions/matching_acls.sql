@@ -4,7 +4,8 @@
 -- |---|---|---|
 -- | types, patterns, names, principals, hosts, operations, permissions | filter | an ACL's columns |
 -- | match | filter | true: names has a resource, and every pattern that applies to it is selected |
--- | within | filter | what the names of all selected ACLs begin with: a tenant's prefix, or nothing |
+-- | within | filter | what the names of all selected ACLs begin with: a tenant's prefix,
+--   or nothing; null: they are of no tenant |
 CREATE FUNCTION matching_acls(
     types integer[], patterns integer[], match boolean[], names text[], principals text[], hosts text[],
     operations integer[], permissions integer[], within text[])
@@ -15,11 +16,12 @@ AS $function$
     FROM unnest(types, patterns, match, names, principals, hosts, operations, permissions, within)
         WITH ORDINALITY AS f (resource_type, pattern_type, is_match, name, principal, host, operation,
             permission, prefix, number)
-    JOIN acls AS a ON NOT a.is_removed AND starts_with(a.name, f.prefix)
+    JOIN acls AS a ON NOT a.is_removed AND coalesce(starts_with(a.name, f.prefix),
+            a.name !~ '^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?~')
         AND (f.resource_type IS NULL OR a.resource_type = f.resource_type)
         AND (f.pattern_type IS NULL OR a.pattern_type = f.pattern_type)
         AND (f.name IS NULL OR a.name = f.name
-            OR f.is_match AND (a.pattern_type = 3 AND a.name = f.prefix || '*'
+            OR f.is_match AND (a.pattern_type = 3 AND a.name = coalesce(f.prefix, '') || '*'
                 OR a.pattern_type = 4 AND starts_with(f.name, a.name)))
         AND (f.principal IS NULL OR a.principal = f.principal)
         AND (f.host IS NULL OR a.host = f.host)

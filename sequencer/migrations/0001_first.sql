@@ -621,6 +621,7 @@ CREATE TABLE user_credentials (
     CHECK (num_nulls(salt, iterations, stored_key, server_key) IN (0, 4))
 );
 CREATE INDEX user_credentials_by_change ON user_credentials (change, user_name, mechanism);
+CREATE INDEX user_credentials_by_tenant ON user_credentials (user_name COLLATE "C") WHERE salt IS NOT NULL;
 -- --- security: who may do what
 
 -- How often access control lists changed. Its row is locked by each change, before rows of acls.
@@ -648,6 +649,8 @@ CREATE TABLE acls (
 );
 CREATE INDEX acls_by_version ON acls (version, acl_key);
 CREATE INDEX acls_removed ON acls (version) WHERE is_removed;
+-- A tenant's name and its ~ have 64 characters at most. The names may be longer than an index takes.
+CREATE INDEX acls_by_tenant ON acls (left(name, 64) COLLATE "C") WHERE NOT is_removed;
 
 -- How often client quotas changed. Its row is locked by each change, before rows of client_quotas.
 CREATE TABLE quota_changes (
@@ -817,17 +820,19 @@ CREATE TABLE journal (
     recovering_producers_since timestamptz
 ) WITH (fillfactor = 25);
 
--- add_acls adds those ACLs that are not there, under one version. It returns false, and adds none, if there
--- would be more than `most`.
+-- add_acls adds those ACLs that are not there, under one version, or none. It returns 0 if they are there
+-- now; 1 if there would be more than `most`; 2 if a tenant would have more than its limit.
 --
 -- | parameter | one entry per | meaning |
 -- |---|---|---|
 -- | keys, types, patterns, names, principals, hosts, operations, permissions | ACL | its columns, each once |
+-- | of_tenants | ACL | the tenant that its name belongs to, or nothing |
 -- | most | | how many ACLs the cluster may have |
+-- | most_of_tenant | | the limit of a tenant for which none is set |
 CREATE FUNCTION add_acls(
     keys bytea[], types integer[], patterns integer[], names text[], principals text[], hosts text[],
-    operations integer[], permissions integer[], most integer)
-RETURNS boolean
+    operations integer[], permissions integer[], of_tenants text[], most integer, most_of_tenant integer)
+RETURNS integer
 LANGUAGE plpgsql VOLATILE
 AS $function$
 DECLARE
@@ -839,9 +844,21 @@ BEGIN
     SELECT count(*) INTO missing FROM unnest(keys) AS given (acl_key)
     WHERE NOT EXISTS (SELECT FROM acls AS a WHERE a.acl_key = given.acl_key AND NOT a.is_removed);
     IF missing = 0 THEN
-        RETURN true;
+        RETURN 0;
     ELSIF present + missing > most THEN
-        RETURN false;
+        RETURN 1;
+    ELSIF EXISTS (
+        SELECT FROM (
+            SELECT given.tenant, count(*) AS more FROM unnest(keys, of_tenants) AS given (acl_key, tenant)
+            WHERE given.tenant <> ''
+                AND NOT EXISTS (SELECT FROM acls AS a WHERE a.acl_key = given.acl_key AND NOT a.is_removed)
+            GROUP BY given.tenant) AS asked
+        LEFT JOIN tenants AS t ON t.name = asked.tenant AND t.deleted_at IS NULL
+        WHERE asked.more > coalesce((t.limits ->> 'acls')::bigint, most_of_tenant) - (
+            SELECT count(*) FROM acls AS a
+            WHERE NOT a.is_removed AND left(a.name, 64) >= (asked.tenant || '~') COLLATE "C"
+                AND left(a.name, 64) < (asked.tenant || chr(127)) COLLATE "C")) THEN
+        RETURN 2;
     END IF;
     UPDATE acl_changes AS c SET version = c.version + 1, acls = present + missing
     RETURNING c.version INTO number;
@@ -850,7 +867,7 @@ BEGIN
     SELECT given.*, number
     FROM unnest(keys, types, patterns, names, principals, hosts, operations, permissions) AS given
     ON CONFLICT (acl_key) DO UPDATE SET version = excluded.version, is_removed = false WHERE a.is_removed;
-    RETURN true;
+    RETURN 0;
 END
 $function$;
 
@@ -1004,7 +1021,8 @@ END
 $function$;
 
 -- alter_credentials sets and deletes credentials of users. It returns the users that it refuses: nothing of
--- theirs is changed. It locks the row of `security` first, so changes come one after the other, their numbers
+-- theirs is changed. If a tenant would have more users than its limit, it changes nothing and returns null.
+-- It locks the row of `security` first, so changes come one after the other, their numbers
 -- are in commit order, and each sees all that was done before.
 --
 -- | parameter | meaning |
@@ -1012,10 +1030,13 @@ $function$;
 -- | set_users, set_mechanisms | the credentials to set; no pair twice |
 -- | salts, iteration_counts, stored_keys, server_keys | their contents |
 -- | deleted_users, deleted_mechanisms | the credentials to delete; no pair twice, and none that is set |
+-- | users_of_tenants, of_tenants | the users of tenants among set_users, once each, and their tenants |
+-- | most_of_tenant | the limit of a tenant for which none is set |
 -- | users_must_exist | true: a user of a credential to set must have one already; false: none; null: either |
 CREATE FUNCTION alter_credentials(set_users text[], set_mechanisms text[], salts bytea[],
     iteration_counts integer[], stored_keys bytea[], server_keys bytea[], deleted_users text[],
-    deleted_mechanisms text[], users_must_exist boolean) RETURNS TABLE (refused_user text)
+    deleted_mechanisms text[], users_of_tenants text[], of_tenants text[], most_of_tenant integer,
+    users_must_exist boolean) RETURNS TABLE (refused_user text)
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off
@@ -1024,6 +1045,22 @@ DECLARE
     number bigint;
     refused text[];
 BEGIN
+    PERFORM FROM security FOR NO KEY UPDATE;
+    IF EXISTS (
+        SELECT FROM (
+            SELECT given.tenant, count(*) AS more
+            FROM unnest(users_of_tenants, of_tenants) AS given (user_name, tenant)
+            WHERE NOT EXISTS (SELECT FROM user_credentials AS kept
+                WHERE kept.user_name = given.user_name AND kept.salt IS NOT NULL)
+            GROUP BY given.tenant) AS asked
+        LEFT JOIN tenants AS t ON t.name = asked.tenant AND t.deleted_at IS NULL
+        WHERE asked.more > coalesce((t.limits ->> 'users')::bigint, most_of_tenant) - (
+            SELECT count(DISTINCT kept.user_name) FROM user_credentials AS kept
+            WHERE kept.salt IS NOT NULL AND kept.user_name >= (asked.tenant || '~') COLLATE "C"
+                AND kept.user_name < (asked.tenant || chr(127)) COLLATE "C")) THEN
+        RETURN QUERY SELECT NULL::text;
+        RETURN;
+    END IF;
     UPDATE security SET credential_changes = credential_changes + 1
     RETURNING credential_changes INTO number;
     refused := ARRAY(
@@ -2233,7 +2270,8 @@ $function$;
 -- |---|---|---|
 -- | types, patterns, names, principals, hosts, operations, permissions | filter | an ACL's columns |
 -- | match | filter | true: names has a resource, and every pattern that applies to it is selected |
--- | within | filter | what the names of all selected ACLs begin with: a tenant's prefix, or nothing |
+-- | within | filter | what the names of all selected ACLs begin with: a tenant's prefix,
+--   or nothing; null: they are of no tenant |
 CREATE FUNCTION matching_acls(
     types integer[], patterns integer[], match boolean[], names text[], principals text[], hosts text[],
     operations integer[], permissions integer[], within text[])
@@ -2244,11 +2282,12 @@ AS $function$
     FROM unnest(types, patterns, match, names, principals, hosts, operations, permissions, within)
         WITH ORDINALITY AS f (resource_type, pattern_type, is_match, name, principal, host, operation,
             permission, prefix, number)
-    JOIN acls AS a ON NOT a.is_removed AND starts_with(a.name, f.prefix)
+    JOIN acls AS a ON NOT a.is_removed AND coalesce(starts_with(a.name, f.prefix),
+            a.name !~ '^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?~')
         AND (f.resource_type IS NULL OR a.resource_type = f.resource_type)
         AND (f.pattern_type IS NULL OR a.pattern_type = f.pattern_type)
         AND (f.name IS NULL OR a.name = f.name
-            OR f.is_match AND (a.pattern_type = 3 AND a.name = f.prefix || '*'
+            OR f.is_match AND (a.pattern_type = 3 AND a.name = coalesce(f.prefix, '') || '*'
                 OR a.pattern_type = 4 AND starts_with(f.name, a.name)))
         AND (f.principal IS NULL OR a.principal = f.principal)
         AND (f.host IS NULL OR a.host = f.host)

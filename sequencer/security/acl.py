@@ -92,5 +92,5 @@ class AclFilter:
     host: str | None = None
     operation: Operation | None = None
     permission: Permission | None = None
-    within: str = ""
-    """What the names of all selected entries begin with: a tenant's prefix."""
+    within: str | None = ""
+    """What the names of all selected entries begin with: a tenant's prefix. None: no tenant's prefix."""

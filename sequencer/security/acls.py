@@ -24,9 +24,12 @@ from sequencer.security.acl import (
     Permission,
     ResourceType,
 )
-from sequencer.tenants.tenant_names import local_name
+from sequencer.tenants.tenant_limits import MOST_ACLS, TenantLimitReached
+from sequencer.tenants.tenant_names import local_name, tenant_of
 
 SQL = load_statements("acls")
+
+_TENANT_HAS_TOO_MANY: Final = 2
 
 LONGEST_TEXT: Final = 1_024
 """Characters of a name, a principal or a host. Kafka has no bound but that of a request."""
@@ -86,7 +89,7 @@ class Acls:
 
     async def add(self, acls: Iterable[Acl], most: int) -> None:
         """Adds those that are not there, all or none. Raises TooManyAcls if there would be more than `most`,
-        InvalidAcl, and CommitOutcomeUnknown if it may be done."""
+        TenantLimitReached, InvalidAcl, and CommitOutcomeUnknown if it may be done."""
         by_key = {acl.key: acl for acl in acls}
         for acl in by_key.values():
             check_acl(acl)
@@ -104,9 +107,13 @@ class Acls:
             hosts=TextArray(acl.host for acl in given),
             operations=Int4Array(acl.operation for acl in given),
             permissions=Int4Array(acl.permission for acl in given),
+            of_tenants=TextArray(tenant_of(acl.name) or "" for acl in given),
             most=most,
+            most_of_tenant=MOST_ACLS,
         )
-        if not row.added:
+        if row.verdict == _TENANT_HAS_TOO_MANY:
+            raise TenantLimitReached("There are as many ACLs as this tenant may have.")
+        if row.verdict:
             raise TooManyAcls(f"A cluster has at most {most} ACLs.")
 
     async def matching(self, asked: AclFilter, most: int, page: int = 2_000) -> Sequence[Acl]:

@@ -19,6 +19,8 @@ from enum import StrEnum
 from sequencer.database.array_parameters import BytesArray, Int4Array, TextArray
 from sequencer.database.database import Database, Row
 from sequencer.database.named_sql import load_statements
+from sequencer.tenants.tenant_limits import MOST_USERS, TenantLimitReached
+from sequencer.tenants.tenant_names import tenant_of
 
 SQL = load_statements("credentials")
 
@@ -140,11 +142,12 @@ class UserCredentials:
         """Returns the users that were refused: a credential to delete is not there, or the user of one to set
         exists or does not exist against `users_must_exist`. Names no credential twice.
 
-        Raises InvalidUserName, and CommitOutcomeUnknown if it may be done.
+        Raises InvalidUserName, TenantLimitReached, and CommitOutcomeUnknown if it may be done.
         """
         upserted, deleted = list(upserted), list(deleted)
         for key in (*(key for key, _ in upserted), *deleted):
             check_user(key.user)
+        tenants = {key.user: tenant for key, _ in upserted if (tenant := tenant_of(key.user)) is not None}
         rows = await self._database.write(
             SQL["alter"],
             users=TextArray(key.user for key, _ in upserted),
@@ -155,8 +158,13 @@ class UserCredentials:
             server_keys=BytesArray(keys.server_key for _, keys in upserted),
             deleted_users=TextArray(key.user for key in deleted),
             deleted_mechanisms=TextArray(key.mechanism for key in deleted),
+            users_of_tenants=TextArray(tenants),
+            of_tenants=TextArray(tenants.values()),
+            most_of_tenant=MOST_USERS,
             users_must_exist=users_must_exist,
         )
+        if any(row.refused_user is None for row in rows):
+            raise TenantLimitReached("There are as many users as this tenant may have.")
         return frozenset(row.refused_user for row in rows)
 
     async def list(self) -> list[ListedCredential]:

@@ -13,7 +13,7 @@ ORDER BY a.version, a.acl_key
 -- name: add_acls
 SELECT add_acls(%(keys)s::bytea[], %(types)s::integer[], %(patterns)s::integer[], %(names)s::text[],
     %(principals)s::text[], %(hosts)s::text[], %(operations)s::integer[], %(permissions)s::integer[],
-    %(most)s::integer) AS added
+    %(of_tenants)s::text[], %(most)s::integer, %(most_of_tenant)s::integer) AS verdict
 
 -- name: matching_acls
 -- A page in key order. All pages together show what was there the whole time.

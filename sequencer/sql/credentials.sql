@@ -27,4 +27,5 @@ ORDER BY user_name, mechanism LIMIT %(cap)s::integer
 -- name: alter
 SELECT refused_user FROM alter_credentials(%(users)s::text[], %(mechanisms)s::text[], %(salts)s::bytea[],
     %(iterations)s::integer[], %(stored_keys)s::bytea[], %(server_keys)s::bytea[],
-    %(deleted_users)s::text[], %(deleted_mechanisms)s::text[], %(users_must_exist)s::boolean)
+    %(deleted_users)s::text[], %(deleted_mechanisms)s::text[], %(users_of_tenants)s::text[],
+    %(of_tenants)s::text[], %(most_of_tenant)s::integer, %(users_must_exist)s::boolean)

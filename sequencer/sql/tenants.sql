@@ -55,7 +55,11 @@ SELECT (SELECT count(*) FROM topics
         WHERE salt IS NOT NULL AND starts_with(user_name, %(prefix)s::text)) AS users,
     (SELECT count(*) FROM acls WHERE NOT is_removed
         AND (starts_with(name, %(prefix)s::text) OR starts_with(principal, 'User:' || %(prefix)s::text)))
-        AS acls
+        AS acls,
+    (SELECT count(*) FROM client_quotas
+        WHERE quotas <> '{}' AND starts_with(entity ->> 'user', %(prefix)s::text)) AS quotas,
+    (SELECT count(*) FROM group_configs
+        WHERE config <> '{}' AND starts_with(group_id, %(prefix)s::text)) AS group_configs
 
 -- name: add_usage
 -- Adds a report of an agent's process to the bill, once. Rows are locked in primary-key order.

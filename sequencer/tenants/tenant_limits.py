@@ -1,10 +1,14 @@
-"""What a tenant may have: topics, partitions, and what its topics keep. Pure."""
+"""What a tenant may have: topics, partitions, what its topics keep, users and ACLs. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from sequencer.topics.known_configs import KNOWN_CONFIGS
+
+MOST_USERS: Final = 10_000
+MOST_ACLS: Final = 10_000
+"""Of a tenant for which no limit is set: its admins need not be trusted."""
 
 
 class TenantLimitReached(Exception):
@@ -13,7 +17,9 @@ class TenantLimitReached(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantLimits:
-    """None: no limit. A retention limit holds for topics that are created or altered from then on."""
+    """None: no limit, except for users and ACLs. A retention limit holds for topics that are created or
+    altered from then on.
+    """
 
     topics: int | None = None
     partitions: int | None = None
@@ -22,6 +28,10 @@ class TenantLimits:
     """The longest `retention.ms` of a topic."""
     retention_bytes: int | None = None
     """The largest `retention.bytes` of a topic, which counts per partition."""
+    users: int | None = None
+    """With credentials. None: MOST_USERS. Checked in functions/alter_credentials.sql."""
+    acls: int | None = None
+    """None: MOST_ACLS. Checked in functions/add_acls.sql."""
 
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> Self:

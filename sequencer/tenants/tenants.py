@@ -175,8 +175,8 @@ def _range(tenant: str) -> dict[str, str]:
 
 def _counted(row: Row) -> str:
     """Returns what there is, in words. Empty: nothing."""
-    kinds = ("topics", "groups", "transactions", "users", "acls")
-    found = [f"{getattr(row, kind)} {kind}" for kind in kinds if getattr(row, kind)]
+    kinds = ("topics", "groups", "transactions", "users", "acls", "quotas", "group_configs")
+    found = [f"{getattr(row, kind)} {kind.replace('_', ' ')}" for kind in kinds if getattr(row, kind)]
     return ", ".join(found)
 
 

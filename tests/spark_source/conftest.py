@@ -93,8 +93,8 @@ def _refuse_failures(error: confluent_kafka.KafkaError | None, _: confluent_kafk
 class Topic:
     """A topic with two partitions. What is sent to it is what must be read."""
 
-    def __init__(self, bootstrap: str, compaction: CompactionSettings) -> None:
-        self.name = f"source-{next(_numbers)}"
+    def __init__(self, bootstrap: str, compaction: CompactionSettings, name: str | None = None) -> None:
+        self.name = name or f"source-{next(_numbers)}"
         self._bootstrap = bootstrap
         self._compaction = compaction
         self.admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": bootstrap})

@@ -85,7 +85,9 @@ def list_tenants(environment: Environment, *, as_json: Json = False) -> None:
 @app.command()
 @with_settings(ClientSettings, only=_USED)
 def delete(environment: Environment, name: Name) -> None:
-    """Delete a tenant that has nothing left: no topics, groups, transactions, users or ACLs."""
+    """Delete a tenant that has nothing left: no topics, groups, transactions, users, ACLs, quotas or configs
+    of groups.
+    """
     _run(environment, lambda tenants: tenants.delete(name))
     Console().print(f"[green]Deleted[/] tenant [bold]{escape(name)}[/].")
 
@@ -106,6 +108,8 @@ def limits(
     retention_bytes: Annotated[
         int | None, typer.Option(help="The largest retention.bytes of a topic. -1: no limit.")
     ] = None,
+    users: Annotated[int | None, typer.Option(help="The most users with passwords. -1: 10,000.")] = None,
+    acls: Annotated[int | None, typer.Option(help="The most ACLs. -1: 10,000.")] = None,
     admin: Admins = None,
 ) -> None:
     """Set the limits that are given, or the admins. Others stay. Limits hold for topics that are created or
@@ -116,6 +120,8 @@ def limits(
         "partitions": partitions,
         "retention_ms": retention_ms,
         "retention_bytes": retention_bytes,
+        "users": users,
+        "acls": acls,
     }
     changes = {limit: None if value < 0 else value for limit, value in given.items() if value is not None}
 

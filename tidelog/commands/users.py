@@ -28,6 +28,7 @@ from sequencer.security.credentials import (
     UserCredentials,
     check_user,
 )
+from sequencer.tenants.tenant_limits import TenantLimitReached
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.output import counted, print_json
@@ -232,6 +233,8 @@ def _run(environment: Environment, work: Callable[[UserCredentials], Awaitable[R
         return asyncio.run(run())
     except SequencerUnavailable as away:
         raise UserError(" ".join(str(away).split())) from None
+    except TenantLimitReached as limit:
+        raise UserError(str(limit), "`tidelog tenants limits` shows and raises the limit.") from None
     except CommitOutcomeUnknown:
         raise UserError(
             "The connection was lost; the change may have been made.", "`tidelog users list` shows it."

@@ -30,8 +30,8 @@ from tidelog.sql.engine import NAMESPACE, NotInDuckDB, StatementFailed
 from tidelog.sql.scan_filters import Bounds
 from tidelog.sql.settings import SqlSettings
 
-_NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
-"""Kafka's rule for a topic's name."""
+_NAME: Final = re.compile(r"[A-Za-z0-9._~-]+")
+"""Kafka's rule for a topic's name, and the sign behind a tenant's name."""
 _ROWS_PROPERTY: Final = "tidelog.rows"
 _LAST_RECORDS: Final = "last-of-each-key"
 """As `spark_compaction.iceberg_table` writes them."""

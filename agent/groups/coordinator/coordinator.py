@@ -33,7 +33,6 @@ from cache_ring.ring.membership import Membership
 from cache_ring.ring.ring import Ring
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.groups.groups import DeleteOutcome, Groups, can_be_id
-from sequencer.tenants.tenant_names import tenant_of
 
 log = logging.getLogger("tidelog")
 
@@ -61,6 +60,7 @@ class Coordinator:
         make_machine: MachineMaker,
         clock: Callable[[], float],
         acls: Callable[[], object] | None = None,
+        is_tenant: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._groups = groups
         self._topics = topics
@@ -72,7 +72,7 @@ class Coordinator:
         self._acls = acls
         self._shared = SharedByGroups(
             groups=groups, topics=topics, settings=settings, metrics=metrics, clock=clock,
-            may_serve=self._may_serve, has_authorizer=acls is not None
+            may_serve=self._may_serve, has_authorizer=acls is not None, is_tenant=is_tenant
         )  # fmt: skip
         self._loaded: OrderedDict[str, RunningGroup] = OrderedDict()
         self._loading: dict[str, tuple[bool, asyncio.Task[RunningGroup | GroupFault]]] = {}
@@ -369,12 +369,16 @@ class Coordinator:
         while True:
             await asyncio.sleep(self._settings.group_topics_s)
             acls = None if self._acls is None else self._acls()
-            seen = [(running, running.seen) for running in self._loaded.values() if running.seen is not None]
+            seen = [
+                (running, running.seen, running.tenant)
+                for running in self._loaded.values()
+                if running.seen is not None
+            ]
             if not seen:
                 continue
             wanted: dict[str | None, list[TopicsWanted]] = {}
-            for running, before in seen:
-                wanted.setdefault(tenant_of(running.group_id), []).append(before.asked)
+            for _, before, tenant in seen:
+                wanted.setdefault(tenant, []).append(before.asked)
             try:
                 now = {
                     tenant: await look_at(topics_of_tenant(self._topics, tenant), asked)
@@ -383,8 +387,8 @@ class Coordinator:
             except SequencerUnavailable as error:
                 log.warning("topics of groups cannot be looked at", extra={"error": str(error)})
                 continue
-            for running, before in seen:
-                again = now[tenant_of(running.group_id)][before.asked]
+            for running, before, tenant in seen:
+                again = now[tenant][before.asked]
                 is_judged_again = before.asked.everything and acls is not judged_by
                 if running.seen is before and (is_judged_again or again.topics != before.topics):
                     running.show(again)

@@ -44,11 +44,12 @@ from agent.groups.streams.create_topics import create_topics
 from agent.groups.streams.topology import InternalTopic
 from agent.metrics import Metrics
 from agent.slices import Slices
-from agent.tenants.local_topics import topics_of_group
+from agent.tenants.local_topics import GroupTopics, topics_of_tenant
 from agent.topic_directory import TopicDirectory
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.groups.groups import Groups
 from sequencer.groups.stored_groups import GroupChange, GroupKind, StoredGroup
+from sequencer.tenants.tenant_names import tenant_of
 
 
 class GroupMachine(Protocol):
@@ -118,7 +119,7 @@ def _unknown(name: str) -> bool:  # noqa: ARG001
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedByGroups:
     """What all loaded groups of an agent share. `may_serve` returns why the agent may not answer for groups,
-    or None if it may.
+    or None if it may. `is_tenant`: whether the agent knows a tenant of this name.
     """
 
     groups: Groups
@@ -128,6 +129,7 @@ class SharedByGroups:
     clock: Callable[[], float]
     may_serve: Callable[[], GroupFault | None]
     has_authorizer: bool
+    is_tenant: Callable[[str], bool]
 
 
 class RunningGroup:
@@ -159,7 +161,6 @@ class RunningGroup:
         """Handled but not yet answered. They bring rights if they are accepted."""
         self._config: Mapping[str, str] = {}
         self._shared = shared
-        self._topics = topics_of_group(shared.topics, group_id)
         self._events: deque[Request | TopicsSeen] = deque()
         self._waiting: dict[Token, asyncio.Future[Answer | GroupFault]] = {}
         self._commits: set[asyncio.Future[GroupFault | None]] = set()
@@ -174,6 +175,16 @@ class RunningGroup:
         if config != self._config:
             self._config = config
             self.machine.configure(settings_of_group(config, self._shared.settings))
+
+    @property
+    def tenant(self) -> str | None:
+        """The tenant that the group belongs to. Without such a tenant, its id is a name like others."""
+        named = tenant_of(self.group_id)
+        return named if named is not None and self._shared.is_tenant(named) else None
+
+    def _topics(self) -> GroupTopics:
+        """Returns the topics that its members may name, with the names that they use."""
+        return topics_of_tenant(self._shared.topics, self.tenant)
 
     @property
     def ended(self) -> bool:
@@ -379,7 +390,7 @@ class RunningGroup:
             if is_known and not created and not self._has_new_rights:
                 return answered
             self._has_new_rights = False
-            seen = (await look_at(self._topics, [wanted]))[wanted]
+            seen = (await look_at(self._topics(), [wanted]))[wanted]
             answered += await self._handle(seen, self._now_ms())
 
     async def _created_topics(self, answered: list[Answered]) -> bool:
@@ -394,7 +405,7 @@ class RunningGroup:
             if may_create is not None and not may_create(topic.name)
         }
         allowed = [topic for topic in missing if topic.name not in forbidden]
-        refused = await create_topics(self._topics, allowed, group_id=self.group_id)
+        refused = await create_topics(self._topics(), allowed, group_id=self.group_id)
         refused = {**refused, **forbidden}
         answered += await self._handle(TopicsCreated(refused=refused), self._now_ms())
         return True

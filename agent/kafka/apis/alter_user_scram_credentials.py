@@ -6,8 +6,8 @@ made. A user may get both mechanisms in one request.
 
 Refused: no user, a name of more than 255 bytes, less than 4,096 or more than 16,384 iterations, no salt or a
 salt of more than 1,024 bytes and a salted password of a wrong length (UNACCEPTABLE_CREDENTIAL); an unknown
-mechanism (UNSUPPORTED_SASL_MECHANISM); a credential that is named twice (DUPLICATE_RESOURCE); the deletion of
-one that does not exist (RESOURCE_NOT_FOUND).
+mechanism (UNSUPPORTED_SASL_MECHANISM); more users than the tenant may have (POLICY_VIOLATION); a credential
+that is named twice (DUPLICATE_RESOURCE); the deletion of one that does not exist (RESOURCE_NOT_FOUND).
 """
 
 from collections.abc import Iterable
@@ -61,6 +61,11 @@ async def handle(
     except AdministrationRefused as refused:
         return _response(users, dict.fromkeys(users, refused))
     refusals = _refusals(request)
+    refusals |= {
+        user: AdministrationRefused(ErrorCode.cluster_authorization_failed, "The user belongs to a tenant")
+        for user in users
+        if not context.connection.rights.reaches(user)
+    }
     upserted = [
         (CredentialKey(one.name, _MECHANISMS[one.mechanism]), _keys(one))
         for one in request.upsertions

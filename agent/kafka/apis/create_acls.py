@@ -1,7 +1,7 @@
 """Kafka API 30, CreateAcls, v1-v3 (KIP-140, KIP-290 prefixed patterns). The valid ones of a request are added
 together. Adding what is there changes nothing. This agent decides by them before it answers, others after
 `acl_poll_s`. Refused: everything, without an authorizer (SECURITY_DISABLED); names, principals and hosts of
-more than 1,024 characters; more ACLs than `max_acls` (POLICY_VIOLATION).
+more than 1,024 characters; more ACLs than `max_acls`, or than the tenant may have (POLICY_VIOLATION).
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _ADDED = AclCreationResult(error_code=ErrorCode.none, error_message=None)
 async def handle(request: CreateAclsRequest, context: RequestContext[_Uses]) -> CreateAclsResponse:
     try:
         check_acl_access(Operation.ALTER, context)
-        outcomes = [await _checked(entry) for entry in request.creations]
+        outcomes = [await _checked(entry, context) for entry in request.creations]
         acls = [outcome for outcome in outcomes if isinstance(outcome, Acl)]
         added = await _add(acls, context)
     except ADMINISTRATION_ERRORS as error:
@@ -40,10 +40,10 @@ async def handle(request: CreateAclsRequest, context: RequestContext[_Uses]) -> 
     return _response(added if isinstance(outcome, Acl) else outcome for outcome in outcomes)
 
 
-async def _checked(entry: AclCreation) -> Acl | AclCreationResult:
+async def _checked(entry: AclCreation, context: RequestContext[_Uses]) -> Acl | AclCreationResult:
     try:
         async with acl_refusals():
-            acl = acl_of(entry)
+            acl = acl_of(entry, context)
             check_acl(acl)
             return acl
     except AdministrationRefused as error:

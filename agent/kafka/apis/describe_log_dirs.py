@@ -72,7 +72,8 @@ async def _found(
         }
     partitions = sum(topic.partition_count for topic in topics.values())
     await context.parts.response_memory.reserve(partitions * _PARTITION_BYTES, context)
-    names = {topic.topic_id: topic.name for topic in topics.values()}
+    reaches = context.connection.rights.reaches
+    names = {topic.topic_id: topic.name for topic in topics.values() if reaches(topic.name)}
     sizes = await context.parts.sequencer.administration.sizes(list(names))
     found: dict[str, list[DescribeLogDirsPartition]] = defaultdict(list)
     slices = Slices()

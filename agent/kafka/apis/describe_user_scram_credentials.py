@@ -74,7 +74,7 @@ async def _credentials(
     else:
         listed = await credentials.list()
     found: dict[str, list[ListedCredential]] = {}
-    for one in listed:
+    for one in filter(lambda one: context.connection.rights.reaches(one.key.user), listed):
         found.setdefault(one.key.user, []).append(one)
     return found
 

@@ -61,6 +61,7 @@ async def handle(
             found += [(GROUP_RESOURCE, group_id) for group_id in group_ids]
     except ADMINISTRATION_ERRORS as error:
         return _response(administration_code(error))
+    found = [one for one in found if context.connection.rights.reaches(one[1])]
     if BROKER_RESOURCE in asked:
         found += [(BROKER_RESOURCE, str(endpoint.node_id)) for endpoint in endpoints_of(context)]
     return _response(ErrorCode.none, found)

@@ -52,6 +52,7 @@ async def _list(request: ListGroupsRequest, context: RequestContext[_Uses]) -> l
     listed = await context.parts.sequencer.groups.list()
     memory.all_groups_bytes = len(listed) * _GROUP_BYTES
     sees_all = is_silently_allowed(Operation.DESCRIBE, CLUSTER, CLUSTER_NAME, context)
+    reaches = context.connection.rights.reaches
     found, slices = [], Slices()
     for one in listed:
         group = _now(one, context)
@@ -59,7 +60,10 @@ async def _list(request: ListGroupsRequest, context: RequestContext[_Uses]) -> l
             group is not None
             and (not states or group.group_state.lower() in states)
             and (not kinds or group.group_type in kinds)
-            and (sees_all or is_silently_allowed(Operation.DESCRIBE, GROUP, group.group_id, context))
+            and (
+                (sees_all and reaches(group.group_id))
+                or is_silently_allowed(Operation.DESCRIBE, GROUP, group.group_id, context)
+            )
         ):
             found.append(group)
         await slices.look()

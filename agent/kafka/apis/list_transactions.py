@@ -85,10 +85,13 @@ async def _looked_at(
             for one in await transactions.of_producers(asked[first : min(first + _PAGE, limit)]):
                 yield one
         return
-    after = ""
+    # Ids are in the order of their bytes, so those of a tenant lie together. Others use up none of its limit.
+    after = prefix = "" if context.tenant is None else context.tenant.prefix
     for _ in range(0, limit, _PAGE):
         page = await transactions.page(_PAGE, after)
         for one in page:
+            if not one.transactional_id.startswith(prefix):
+                return
             yield one
         if len(page) < _PAGE:
             return

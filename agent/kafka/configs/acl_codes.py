@@ -69,8 +69,12 @@ def check_acl_access(operation: Operation, context: RequestContext[UsesAuthorize
         raise AdministrationRefused(ErrorCode.security_disabled, "No Authorizer is configured.")
 
 
-def acl_of(entry: AclEntry) -> Acl:
+def acl_of(entry: AclEntry, context: RequestContext[UsesAuthorizer]) -> Acl:
     """Raises AdministrationRefused."""
+    if not context.connection.rights.reaches(entry.resource_name):
+        raise AdministrationRefused(
+            ErrorCode.cluster_authorization_failed, "The resource belongs to a tenant."
+        )
     return Acl(
         resource_type=_code(ResourceType, entry.resource_type, "resourceType"),
         pattern_type=_code(PatternType, entry.resource_pattern_type, "patternType"),
@@ -83,7 +87,7 @@ def acl_of(entry: AclEntry) -> Acl:
 
 
 def filter_of(entry: AclFilterEntry, context: RequestContext[Any]) -> AclFilter:
-    """Returns what the entry selects among the ACLs of the client's tenant. Raises AdministrationRefused."""
+    """Returns what the entry selects of the ACLs that the client may know. Raises AdministrationRefused."""
     pattern = entry.pattern_type_filter
     return AclFilter(
         resource_type=_code_or_any(ResourceType, entry.resource_type_filter, "resourceType"),
@@ -94,8 +98,14 @@ def filter_of(entry: AclFilterEntry, context: RequestContext[Any]) -> AclFilter:
         host=entry.host_filter,
         operation=_code_or_any(Operation, entry.operation, "operation"),
         permission=_code_or_any(Permission, entry.permission_type, "permissionType"),
-        within="" if context.tenant is None else context.tenant.prefix,
+        within=_within(context),
     )
+
+
+def _within(context: RequestContext[Any]) -> str | None:
+    if context.tenant is not None:
+        return context.tenant.prefix
+    return "" if context.connection.rights.is_unrestricted else None
 
 
 @asynccontextmanager

@@ -33,7 +33,7 @@ from agent.security.tls.transport import TlsTransport
 from agent.security.tls.x509 import BadCertificate, subject_of
 from agent.tenants.server_names import ServerName, asked_tenant
 from sequencer.security.credentials import CredentialKey
-from sequencer.tenants.tenant_names import prefix_of, tenant_of
+from sequencer.tenants.tenant_names import InvalidTenantName, prefix_of, tenant_of
 
 log = logging.getLogger("tidelog")
 
@@ -185,9 +185,11 @@ class Listener:
         certificate = tls.peer_certificate
         if certificate is None and listener.client_auth is ClientAuth.REQUIRED:
             raise HandshakeFailed("certificate", "there is no certificate")
-        server = asked_tenant(
-            tls.asked_name, self._shared.tenants.settings.tenant_server_names, listener.advertised_host
-        )
+        domain = self._shared.tenants.settings.tenant_server_names
+        try:
+            server = asked_tenant(tls.asked_name, domain, listener.advertised_host)
+        except InvalidTenantName as invalid:
+            raise HandshakeFailed("tenant", str(invalid)) from None
         if certificate is None or listener.security_protocol.has_sasl:
             principal = ANONYMOUS
             if server is not None and not listener.security_protocol.has_sasl:

@@ -134,6 +134,14 @@ class Rights:
     def allows(self, operation: Operation, resource_type: ResourceType, name: str = CLUSTER_NAME) -> bool:
         return bool(self.operations(resource_type, name) >> operation & 1)
 
+    def reaches(self, name: str) -> bool:
+        """Returns whether a name may be shown to the client, and be changed by it, if it may do so with all
+        names: it is of the client's tenant. What is a tenant's is only for that tenant and for operators.
+        """
+        if self._scope:
+            return name.startswith(self._scope)
+        return self.is_unrestricted or tenant_of(name) is None
+
     def allows_some(self, operation: Operation, resource_type: ResourceType) -> bool:
         """Returns whether the operation is allowed on any resource of the type."""
         if self.is_unrestricted:

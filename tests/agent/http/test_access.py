@@ -1,5 +1,6 @@
 """Authentication and authorization of the HTTP side, with a real agent and real requests."""
 
+import asyncio
 import base64
 import json
 import time
@@ -153,6 +154,71 @@ async def test_topics_that_a_user_may_not_describe_look_unknown(
     assert hidden.text == missing.text.replace("hiddem", "hidden")
     root_missing = await client.get("/v1/topics/hiddem", auth=ROOT)
     assert root_missing.content == missing.content
+
+
+ODD_TARGETS = (
+    "/v1/topics/{}",
+    "//v1/topics/{}",
+    "/v1//topics/{}",
+    "/v1/topics/{}/",
+    "/v1/topics//{}",
+    "/v1/./topics/{}",
+    "/v1/x/../topics/{}",
+    "/v1/topics/x%2f..%2f{}",
+    "/%76%31/topics/{}",
+    "/v1/topics/%2e/{}",
+    "/v1/topics/{}%2fcoordinates?partition=0",
+    "/v1/topics/{}%00",
+    "/v1/topics/{};x",
+    "/v1/topics/{}#x",
+    "/v1/topics/{}?partition=0",
+    "/V1/topics/{}",
+    "http://127.0.0.1/v1/topics/{}",
+    "/v1/topics/{}/coordinates?partition=0",
+    "/v1/topics/{}/coordinates?partition=7",
+    "/v1/topics/{}/coordinates",
+    "/v1/topics?after={}",
+    "/iceberg/v1/namespaces/topics/tables/{}",
+    "/iceberg/v1/namespaces/topics/tables/{}?snapshots=refs",
+    "/iceberg/v1/namespaces/topics/tables/{}%2fmetrics",
+    "/iceberg/v1/x/namespaces/topics/tables/{}",
+    "/iceberg//v1/namespaces/topics/tables/{}",
+    "/live/../v1/topics/{}",
+    "/live%2f..%2fv1/topics/{}",
+    "/metrics/../v1/topics/{}",
+)
+
+
+async def raw_answer(agent: Running, method: str, target: str, user: str | None) -> tuple[int, bytes]:
+    """Sends the target as it is: clients tidy it up. Returns the status, and the head without its date, and
+    the body."""
+    login = ""
+    if user is not None:
+        login = f"Authorization: Basic {base64.b64encode(f'{user}:secret'.encode()).decode()}\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", agent.app.http_port)
+    head = f"{method} {target} HTTP/1.1\r\nHost: x\r\nIf-None-Match: *\r\n{login}Connection: close\r\n\r\n"
+    writer.write(head.encode())
+    answer = await asyncio.wait_for(reader.read(), 60)
+    writer.close()
+    lines = answer.split(b"\r\n")
+    return int(lines[0].split()[1]), b"\r\n".join(line for line in lines if not line.startswith(b"date:"))
+
+
+@pytest.mark.parametrize("target", ODD_TARGETS)
+async def test_no_spelling_of_a_path_shows_that_a_hidden_topic_exists(
+    agent: Running, client: httpx.AsyncClient, target: str
+) -> None:
+    for user, status in (("root", 200), ("ann", 404)):
+        assert (await raw_answer(agent, "GET", "/v1/topics/hidden", user))[0] == status
+    for method in ("GET", "HEAD", "OPTIONS", "POST", "PATCH", "PUT", "DELETE", "TRACE"):
+        hidden = await raw_answer(agent, method, target.format("hidden"), "ann")
+        absent = await raw_answer(agent, method, target.format("absent"), "ann")
+
+        assert (hidden[0], hidden[1].replace(b"hidden", b"absent")) == absent
+        assert hidden[0] != 500
+        status, _ = await raw_answer(agent, method, target.format("hidden"), None)
+        assert status in (400, 401)
+    assert (await client.get("/v1/topics/hidden", auth=ROOT)).status_code == 200
 
 
 async def test_what_no_acl_allows_is_refused(client: httpx.AsyncClient) -> None:

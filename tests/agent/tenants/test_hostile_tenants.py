@@ -12,16 +12,24 @@ from uuid import UUID
 import pytest
 import pytest_asyncio
 from kio.index import load_request_schema
+from kio.schema.add_partitions_to_txn.v3.request import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
+from kio.schema.errors import ErrorCode
 from kio.schema.fetch.v13.request import FetchPartition, FetchRequest, FetchTopic
+from kio.schema.list_transactions.v1.request import ListTransactionsRequest
 from kio.schema.metadata.v1.request import MetadataRequest
-from kio.schema.types import BrokerId
-from kio.static.primitive import i8, i32, i32Timedelta, i64
+from kio.schema.types import BrokerId, TopicName, TransactionalId
+from kio.schema.types import ProducerId as KafkaProducerId
+from kio.static.primitive import i8, i16, i32, i32Timedelta, i64
 
 from agent.kafka.api import Api
 from agent.kafka.served import APIS
 from agent.tenants.api_names import API_NAMES
+from sequencer.commits.producers import ProducerIdentity
 from sequencer.security.acl import Acl, AclFilter, Operation, PatternType, Permission, ResourceType
-from tests.agent.running import Running, until_answered
+from storage.identifiers import ProducerId
+from tests.agent.kafka.apis.produce.test_produced_transactions import begin, code_of
+from tests.agent.read_path.wire import request
+from tests.agent.running import Running, a_metadata, until_answered
 from tests.agent.security.logins.users import produced
 from tests.agent.tenants.two_tenants import connected, login_of, opened, tenants_agent
 
@@ -31,6 +39,9 @@ TOPIC = "beta-marker-topic"
 LISTED = "beta-listed-topic"
 """The other tenant's, too. The hostile client never says this name, only the topic's id."""
 RECORD = "beta-marker-record"
+LISTED_TRANSACTIONS = 1_000
+"""The least that the setting allows."""
+NO_IDENTITY = ProducerIdentity(producer_id=ProducerId(-1), producer_epoch=-1)
 NOT_TRIED = {17, 36}
 """A login's messages, which this connection has behind it."""
 TRIED = [api for api in APIS if api.key in API_NAMES and api.key not in NOT_TRIED]
@@ -38,7 +49,7 @@ TRIED = [api for api in APIS if api.key in API_NAMES and api.key not in NOT_TRIE
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def agent(module_database_url: str) -> AsyncIterator[Running]:
-    async with tenants_agent(module_database_url) as started:
+    async with tenants_agent(module_database_url, list_transactions_limit=LISTED_TRANSACTIONS) as started:
         for topic in (TOPIC, LISTED):
             await produced(started.bootstrap, topic, login_of("beta"), value=RECORD)
         async with opened(module_database_url) as sequencer:
@@ -167,6 +178,56 @@ async def test_a_fetch_by_the_id_of_another_tenants_topic_finds_no_topic(agent: 
         wire.close()
 
     assert codes == {"acme": "unknown_topic_id", "beta": "none"}
+
+
+async def test_a_guessed_producer_id_reaches_no_transaction_of_another_tenant(agent: Running) -> None:
+    wires = {tenant: await connected(agent.app.kafka_port, tenant) for tenant in ("acme", "beta")}
+    identities = {tenant: await begin(wire, "one") for tenant, wire in wires.items()}
+    acme, of_beta = wires["acme"], identities["beta"]
+    await acme.ask(a_metadata("own"))
+
+    added = await acme.ask(
+        AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=TransactionalId("one"),
+            v3_and_below_producer_id=KafkaProducerId(of_beta.producer_id),
+            v3_and_below_producer_epoch=i16(of_beta.producer_epoch),
+            v3_and_below_topics=(AddPartitionsToTxnTopic(name=TopicName("own"), partitions=(i32(0),)),),
+        )
+    )
+    ended = await acme.ask(
+        request(
+            26,
+            3,
+            transactional_id="one",
+            producer_id=of_beta.producer_id,
+            producer_epoch=of_beta.producer_epoch,
+            committed=False,
+        )
+    )
+    codes = [
+        ErrorCode(added.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code),
+        ErrorCode(ended.error_code),
+        await code_of(acme, "own", "one", of_beta),
+    ]
+    for wire in wires.values():
+        wire.close()
+
+    assert codes == [ErrorCode.invalid_producer_id_mapping] * 3
+
+
+async def test_transactions_of_others_use_up_none_of_a_tenants_list(agent: Running) -> None:
+    async with opened_of(agent) as sequencer:
+        for number in range(LISTED_TRANSACTIONS + 1):
+            await sequencer.transactions.initialize(f"acme~{number:04}", 60_000, NO_IDENTITY)
+        await sequencer.transactions.initialize("beta~mine", 60_000, NO_IDENTITY)
+
+    wire = await connected(agent.app.kafka_port, "beta")
+    answer = await wire.ask(
+        ListTransactionsRequest(state_filters=(), producer_id_filters=(), duration_filter=i64(-1))
+    )
+    wire.close()
+
+    assert "mine" in {one.transactional_id for one in answer.transaction_states}
 
 
 async def test_a_deleted_tenants_connections_are_served_nothing(

@@ -1,17 +1,23 @@
 """Limits of tenants, and their bill."""
 
+import asyncio
+from collections.abc import Awaitable
 from uuid import uuid4
 
 import pytest
 
 from agent.tenants.settings import TenantSettings
+from sequencer.security.acl import Acl, AclFilter, Operation, PatternType, Permission, ResourceType
+from sequencer.security.credentials import CredentialKey, ScramMechanism
 from sequencer.tenants.tenant_limits import TenantLimitReached, TenantLimits
 from sequencer.tenants.tenants import TenantExists, TenantNotEmpty, UnknownTenant, Used
 from tests.agent.running import until_answered
-from tests.agent.security.logins.users import add_user, produced, remove_user
+from tests.agent.security.logins.users import add_user, keys_for, produced, remove_user
 from tests.agent.tenants.two_tenants import login_of, opened, tenants_agent
 
 pytestmark = pytest.mark.asyncio
+
+KEYS = keys_for(ScramMechanism.SHA_256, "secret")
 
 
 async def test_a_topic_above_the_limits_is_refused(database_url: str) -> None:
@@ -40,6 +46,81 @@ async def test_a_topic_above_the_limits_is_refused(database_url: str) -> None:
         await sequencer.topics.create("free", 1, {"retention.ms": "-1"})
 
 
+async def test_two_agents_at_once_never_pass_a_limit(database_url: str) -> None:
+    limits = TenantLimits(topics=3, partitions=10, users=3, acls=3)
+    async with opened(database_url) as one, opened(database_url) as other:
+        await one.tenants.create("acme", [], limits)
+        both = (one, other)
+
+        async def outcome(work: Awaitable[object]) -> bool:
+            try:
+                await work
+            except TenantLimitReached:
+                return False
+            return True
+
+        created = await asyncio.gather(
+            *(outcome(both[number % 2].topics.create(f"acme~t{number}", 2, {})) for number in range(8))
+        )
+        grown = await asyncio.gather(
+            *(
+                outcome(both[number % 2].topics.add_partitions(topic.name, 5))
+                for number, topic in enumerate(await one.topics.list())
+            )
+        )
+        users = await asyncio.gather(
+            *(
+                outcome(both[number % 2].user_credentials.alter([(a_key(f"acme~u{number}"), KEYS)]))
+                for number in range(8)
+            )
+        )
+        acls = await asyncio.gather(
+            *(outcome(both[number % 2].acls.add([an_acl(f"acme~t{number}")], 100)) for number in range(8))
+        )
+
+    assert (sum(created), sum(grown), sum(users), sum(acls)) == (3, 1, 3, 3)
+
+
+async def test_a_tenant_with_all_its_users_and_acls_takes_none_from_others(database_url: str) -> None:
+    async with opened(database_url) as sequencer:
+        for name in ("acme", "acme2", "acm"):
+            await sequencer.tenants.create(name, [], TenantLimits(users=1, acls=1))
+        users, acls = sequencer.user_credentials, sequencer.acls
+        await users.alter([(a_key("acme~ann"), KEYS), (a_key("acme~ann", ScramMechanism.SHA_512), KEYS)])
+        await acls.add([an_acl("acme~a")], 5)
+        with pytest.raises(TenantLimitReached):
+            await users.alter([(a_key("acme~ben"), KEYS), (a_key("root"), KEYS)])
+        with pytest.raises(TenantLimitReached):
+            await acls.add([an_acl("acme~b"), an_acl("free")], 5)
+        assert not await users.of(["root"])  # all or nothing
+
+        await users.alter([(a_key("acme~ann"), KEYS)])  # a new password
+        await acls.add([an_acl("acme~a")], 5)
+        for name in ("acme2~", "acm~", ""):
+            await users.alter([(a_key(f"{name}ann"), KEYS)])
+            await acls.add([an_acl(f"{name}a")], 5)
+        await users.alter([], [a_key("acme~ann"), a_key("acme~ann", ScramMechanism.SHA_512)])
+        await users.alter([(a_key("acme~ben"), KEYS)])
+        await acls.remove([AclFilter(within="acme~")], 10)
+        await acls.add([an_acl("acme~" + "b" * 1_000)], 5)
+
+
+def a_key(user: str, mechanism: ScramMechanism = ScramMechanism.SHA_256) -> CredentialKey:
+    return CredentialKey(user, mechanism)
+
+
+def an_acl(name: str) -> Acl:
+    return Acl(
+        resource_type=ResourceType.TOPIC,
+        pattern_type=PatternType.LITERAL,
+        name=name,
+        principal="User:x",
+        host="*",
+        operation=Operation.READ,
+        permission=Permission.ALLOW,
+    )
+
+
 async def test_a_tenant_is_made_from_nothing_and_deleted_with_nothing_left(database_url: str) -> None:
     await add_user(database_url, "acme~ann", "secret")
     async with opened(database_url) as sequencer:
@@ -58,6 +139,29 @@ async def test_a_tenant_is_made_from_nothing_and_deleted_with_nothing_left(datab
             await sequencer.tenants.delete("acme")
         again = await sequencer.tenants.create("acme", ["ann"], TenantLimits())
         assert again.admins == ("ann",)
+
+
+@pytest.mark.parametrize("kind", ["quotas", "group configs"])
+async def test_a_new_tenant_inherits_no_quotas_and_no_configs_of_groups(database_url: str, kind: str) -> None:
+    """They would hold for the users and groups of the next tenant of this name."""
+    async with opened(database_url) as sequencer:
+        await sequencer.tenants.create("acme", [], TenantLimits())
+
+        async def set_to(value: str | None) -> None:
+            if kind == "quotas":
+                entity = frozenset({("user", "acme~ann"), ("client-id", None)})
+                quota = None if value is None else float(value)
+                await sequencer.client_quotas.alter({entity: {"request_percentage": quota}}, 10)
+            elif value is None:
+                await sequencer.group_configs.alter("acme~g", {}, ["consumer.session.timeout.ms"])
+            else:
+                await sequencer.group_configs.alter("acme~g", {"consumer.session.timeout.ms": value})
+
+        await set_to("50000")
+        with pytest.raises(TenantNotEmpty, match=f"1 {kind}"):
+            await sequencer.tenants.delete("acme")
+        await set_to(None)
+        await sequencer.tenants.delete("acme")
 
 
 async def test_a_repeated_report_counts_once(database_url: str) -> None:

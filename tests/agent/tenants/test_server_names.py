@@ -10,10 +10,13 @@ from kio.schema.metadata.v1.request import MetadataRequest
 from kio.schema.sasl_authenticate.v2.request import SaslAuthenticateRequest
 from kio.schema.sasl_handshake.v1.request import SaslHandshakeRequest
 
+from agent.security.acls.settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
+from agent.security.sasl.settings import SaslSettings
 from agent.tenants.server_names import ServerName, asked_tenant
 from agent.tenants.settings import TenantSettings
-from tests.agent.running import Running, Wire
+from sequencer.tenants.tenant_names import InvalidTenantName
+from tests.agent.running import Running, Wire, a_metadata
 from tests.agent.tenants.two_tenants import PASSWORD, tenants_agent
 from tests.support.certificates import Authority
 
@@ -42,6 +45,12 @@ def test_the_first_label_below_the_domain_is_the_tenant(name: str | None, tenant
     assert (None if found is None else found.tenant) == tenant
 
 
+@pytest.mark.parametrize("label", ["a_b", "-x", "x-", "", "a~b", "x" * 64, "ümlaut"])
+def test_a_label_that_no_tenant_can_have_is_refused(label: str) -> None:
+    with pytest.raises(InvalidTenantName):
+        asked_tenant(f"{label}.{DOMAIN}", DOMAIN, AGENT)
+
+
 def test_a_tenants_clients_are_sent_on_by_its_names() -> None:
     server = ServerName(tenant="acme", domain=DOMAIN)
 
@@ -50,14 +59,18 @@ def test_a_tenants_clients_are_sent_on_by_its_names() -> None:
     assert asked_tenant(server.of_host(AGENT), DOMAIN, AGENT) == server
 
 
-async def answered_login(agent: Running, server_name: str, user: str) -> tuple[Wire, Any]:
+async def over_tls(agent: Running, server_name: str) -> Wire:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    wire = Wire(
+    return Wire(
         *await asyncio.open_connection(
             "127.0.0.1", agent.app.kafka_port, ssl=context, server_hostname=server_name
         )
     )
+
+
+async def answered_login(agent: Running, server_name: str, user: str) -> tuple[Wire, Any]:
+    wire = await over_tls(agent, server_name)
     await wire.ask(SaslHandshakeRequest(mechanism="PLAIN"))
     return wire, await wire.ask(SaslAuthenticateRequest(auth_bytes=f"\0{user}\0{PASSWORD}".encode()))
 
@@ -93,3 +106,34 @@ async def test_a_login_at_a_tenants_server_name_is_of_that_tenant(database_url: 
 
     assert hosts == {f"acme.{DOMAIN}": f"acme.{AGENT}", AGENT: AGENT}
     assert set(refused) == {"sasl_authentication_failed"}
+
+
+@pytest.mark.asyncio
+async def test_a_server_name_of_no_possible_tenant_is_served_nothing(
+    database_url: str, tmp_path: Path
+) -> None:
+    certificate = Authority.make(tmp_path).issue()
+    listeners = ListenerSettings(
+        listeners="SSL://127.0.0.1:0",
+        advertised_listeners=f"SSL://{AGENT}:9092",
+        tls_certificate_file=str(certificate.certificate),
+        tls_key_file=str(certificate.key),
+    )
+    names = TenantSettings(tenants_poll_s=0.1, tenant_server_names=DOMAIN)
+    async with tenants_agent(
+        database_url,
+        listener_settings=listeners,
+        tenant_settings=names,
+        sasl_settings=SaslSettings(),
+        authorization=AuthorizationSettings(),  # so that every client of no tenant is an operator
+    ) as agent:
+        created = []
+        for server_name in (f"acme.{DOMAIN}", f"a_b.{DOMAIN}", f"ghost.{DOMAIN}"):
+            try:
+                wire = await over_tls(agent, server_name)
+                created.append((await wire.ask(a_metadata("orders"))).topics[0].name)
+                wire.close()
+            except (OSError, EOFError):
+                created.append(None)
+
+    assert created == ["orders", None, None]
