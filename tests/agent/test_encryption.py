@@ -15,10 +15,12 @@ from kio.schema.errors import ErrorCode
 from agent.topic_keys import new_version
 from sequencer.client import Sequencer, SequencerSettings
 from storage.batches.record_batch import HEADER_BYTES
+from storage.encryption.key_objects import KeyObjects
 from storage.encryption.key_wrapping import FileKeys, KeyUnavailable
 from storage.encryption.sealed_batches import SEAL_BYTES
 from storage.encryption.settings import EncryptionSettings
 from storage.segments.segment import verify_segment
+from storage.stores.object_store import ObjectStore
 from tests.agent.kafka.apis.administrative_requests import alter, create
 from tests.agent.read_path.wire import a_fetch, a_list_offsets
 from tests.agent.running import Running, Wire, a_batch, a_produce, partitions_of, running
@@ -176,20 +178,24 @@ async def test_history_and_compaction_by_key_are_refused_with_encryption(
 
 
 async def test_two_who_make_a_topics_first_key_get_the_same_and_its_deletion_destroys_it(
-    database_url: str, key_file: Path
+    database_url: str, key_file: Path, store: ObjectStore
 ) -> None:
     sequencer = await Sequencer.open(database_url, SequencerSettings())
     keys, wrapping = sequencer.topic_keys, FileKeys(key_file)
+    objects = KeyObjects(store, "tidelog")
     try:
         topic = await sequencer.topics.create("raced", 1, {})
-        found = await asyncio.gather(*(new_version(keys, wrapping, topic.topic_id, 1) for _ in range(8)))
+        found = await asyncio.gather(
+            *(new_version(keys, objects, wrapping, topic.topic_id, 1) for _ in range(8))
+        )
         assert len({key.wrapped for key in found}) == 1
+        assert [key async for key in objects.list()] == [(topic.topic_id, found[0].key_id)]
 
         await sequencer.topics.delete("raced")
 
         with psycopg.connect(database_url) as connection:
             assert connection.execute("SELECT count(*) FROM topic_keys").fetchone() == (0,)
         with pytest.raises(KeyUnavailable, match="deleted"):
-            await new_version(keys, wrapping, topic.topic_id, 2)
+            await new_version(keys, objects, wrapping, topic.topic_id, 2)
     finally:
         await sequencer.close()
