@@ -73,7 +73,8 @@ SELECT topic_id, version, key_id, wrapped_by, wrapped FROM topic_keys ORDER BY t
 -- name: take_copy
 -- Of a key that the bucket has. A copy is written before its row, so it is the newer one.
 INSERT INTO topic_keys (topic_id, version, key_id, wrapped_by, wrapped)
-VALUES (%(topic_id)s::uuid, %(version)s::integer, %(key_id)s::bigint, %(wrapped_by)s::text, %(wrapped)s::bytea)
+VALUES (%(topic_id)s::uuid, %(version)s::integer, %(key_id)s::bigint, %(wrapped_by)s::text,
+    %(wrapped)s::bytea)
 ON CONFLICT (topic_id, key_id) DO UPDATE SET wrapped_by = EXCLUDED.wrapped_by, wrapped = EXCLUDED.wrapped
 
 -- name: destroy_copy
