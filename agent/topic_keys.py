@@ -3,7 +3,9 @@
 Promises:
 - A key is kept at most `encryption_key_life_s`, and at most `encryption_keys_kept` are. While a key is kept,
   neither Postgres nor KMS is asked for it.
-- Each wait for a key ends within a bound, as KeyUnavailable. It delays the partitions of its topic alone.
+- Each wait for a key ends within a bound, as KeyUnavailable.
+- A key that could not be had is not asked for again for `encryption_retry_s`, and neither is any other after
+  an answer that did not come in time. So a request waits once for the keys of all its topics.
 - Concurrent requests for a key share one look-up.
 """
 
@@ -13,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from agent.topic_directory import TopicDirectory
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
@@ -22,10 +25,18 @@ from sequencer.topics.topics import Topic
 from storage.batches.byte_arrays import Buffer
 from storage.encryption.key_objects import KeyObjects, WrappedKey
 from storage.encryption.key_wrapping import KeyUnavailable, KeyWrapping
-from storage.encryption.sealed_batches import KEY_BYTES, TopicKey, key_ids, opened
+from storage.encryption.sealed_batches import (
+    KEY_BYTES,
+    TopicKey,
+    check_seals,
+    count_sealed,
+    key_ids,
+    opened,
+)
 from storage.encryption.settings import EncryptionSettings
 from storage.identifiers import NO_KEY_ID, KeyId, TopicId, new_key_id
 from storage.stores.object_store import StoreUnavailable
+from storage.stores.side_by_side import side_by_side
 from storage.threads import Threads
 
 _NEWEST = NO_KEY_ID
@@ -33,12 +44,24 @@ _NEWEST = NO_KEY_ID
 
 
 _OPENED_AT_ONCE_BYTES = 1 << 20
-"""From here on batches are opened in a thread: this many take a third of a millisecond if they are large."""
+_OPENED_AT_ONCE = 64
+"""More bytes or batches are opened in a thread: so many take a third of a millisecond."""
+
+
+_SLOW = 0.8
+"""A refusal that took this share of `encryption_timeout_s` comes from a Postgres, KMS or file that does not
+answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
     key: TopicKey
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    reason: str
     until_s: float
 
 
@@ -66,6 +89,8 @@ class TopicKeys:
         self._threads = threads
         self._clock = clock
         self._kept: OrderedDict[tuple[TopicId, KeyId], _Kept] = OrderedDict()
+        self._refused: OrderedDict[tuple[TopicId, KeyId], _Refused] = OrderedDict()
+        self._away = _Refused("", clock())
         self._asked: dict[tuple[TopicId, KeyId], asyncio.Task[TopicKey]] = {}
         self._calls = asyncio.Semaphore(settings.encryption_calls)
 
@@ -83,8 +108,13 @@ class TopicKeys:
         needed = key_ids(batches)
         if not needed:
             return batches
-        keys = {key_id: await self._get(topic_id, key_id) for key_id in sorted(needed)}
-        if len(batches) < _OPENED_AT_ONCE_BYTES:
+        try:
+            found = await side_by_side(self._get(topic_id, key_id) for key_id in needed)
+        except KeyUnavailable:
+            check_seals(batches)  # no key has an id that was damaged
+            raise
+        keys = dict(zip(needed, found, strict=True))
+        if len(batches) < _OPENED_AT_ONCE_BYTES and count_sealed(batches) <= _OPENED_AT_ONCE:
             return opened(batches, partition, keys)
         return await self._threads.run(opened, batches, partition, keys)
 
@@ -96,6 +126,9 @@ class TopicKeys:
             return kept.key
         asked = self._asked.get(place)
         if asked is None:
+            for refused in (self._away, self._refused.get(place)):
+                if refused is not None and refused.until_s > self._clock():
+                    raise KeyUnavailable(refused.reason)
             asked = self._asked[place] = asyncio.create_task(self._ask(topic_id, key_id))
             asked.add_done_callback(partial(self._answered, place))
         return await asyncio.shield(asked)
@@ -108,17 +141,33 @@ class TopicKeys:
     async def _ask(self, topic_id: TopicId, key_id: KeyId) -> TopicKey:
         asked_s = self._clock()
         try:
+            key = await self._asked_once(topic_id, key_id)
+        except KeyUnavailable as error:
+            now_s = self._clock()
+            refused = _Refused(str(error), now_s + self._settings.encryption_retry_s)
+            if now_s - asked_s >= self._settings.encryption_timeout_s * _SLOW:
+                self._away = refused
+            self._refused[topic_id, key_id] = refused
+            self._drop_oldest(self._refused)
+            raise
+        self._refused.pop((topic_id, key_id), None)
+        for name in {key_id, key.key_id}:
+            self._kept[topic_id, name] = _Kept(key, asked_s + self._settings.encryption_key_life_s)
+        self._drop_oldest(self._kept)
+        return key
+
+    def _drop_oldest(self, some: OrderedDict[Any, Any]) -> None:
+        while len(some) > self._settings.encryption_keys_kept:
+            some.popitem(last=False)
+
+    async def _asked_once(self, topic_id: TopicId, key_id: KeyId) -> TopicKey:
+        try:
             async with asyncio.timeout(self._settings.encryption_timeout_s), self._calls:
-                key = await (self._newest(topic_id) if key_id == _NEWEST else self._of(topic_id, key_id))
+                return await (self._newest(topic_id) if key_id == _NEWEST else self._of(topic_id, key_id))
         except TimeoutError:
             raise KeyUnavailable("the topic's key did not come in time") from None
         except (SequencerUnavailable, CommitOutcomeUnknown) as error:
             raise KeyUnavailable(f"the topic's key cannot be looked up: {error}") from error
-        for name in {key_id, key.key_id}:
-            self._kept[topic_id, name] = _Kept(key, asked_s + self._settings.encryption_key_life_s)
-        while len(self._kept) > self._settings.encryption_keys_kept:
-            self._kept.popitem(last=False)
-        return key
 
     async def _newest(self, topic_id: TopicId) -> TopicKey:
         found = await self._rows.newest(topic_id)

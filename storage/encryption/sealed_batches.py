@@ -18,15 +18,17 @@ import struct
 from collections import OrderedDict
 from collections.abc import Mapping
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 from crc32c import crc32c
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
 
-from storage.batches.byte_arrays import Buffer
+from storage.batches.byte_arrays import Buffer, as_byte_array
 from storage.batches.record_batch import (
     CRC_POSITION,
     CRC_START,
@@ -45,6 +47,7 @@ _FORMAT: Final = 1
 _SEALED: Final = 7
 _ATTRIBUTES: Final = 22
 _LENGTH: Final = 8
+_KEY_ID: Final = HEADER_BYTES + 2
 _MOST_PER_SALT: Final = 1 << 32
 _SALTS_KEPT: Final = 256
 _INFO: Final = b"tidelog sealed batch 1"
@@ -140,16 +143,42 @@ def _nonce(number: int) -> bytes:
 
 def key_ids(batches: Buffer) -> set[KeyId]:
     """Returns the ids of the keys that sealed some of these whole batches. Raises SealBroken."""
-    view, found = memoryview(batches), set[KeyId]()
-    for position, size_bytes, _ in index_batches(view, 0, len(view)).tolist():
-        if is_sealed(view, position):
-            if size_bytes < HEADER_BYTES + SEAL_BYTES:
-                raise SealBroken("a sealed batch is cut short")
-            key_id = KeyId(_HEAD.unpack_from(view, position + HEADER_BYTES)[2])
-            if not 0 < key_id < 1 << 63:
-                raise SealBroken(f"no key has the id {key_id:016x} of a sealed batch")
-            found.add(key_id)
-    return found
+    found = _sealed(batches)
+    if not len(found):
+        return set()
+    if int(found["size_bytes"].min()) < HEADER_BYTES + SEAL_BYTES:
+        raise SealBroken("a sealed batch is cut short")
+    places = found["position"][:, None] + np.arange(_KEY_ID, _KEY_ID + 8)
+    ids = np.unique(np.ascontiguousarray(as_byte_array(batches)[places]).view(">u8")).tolist()
+    for key_id in ids:
+        if not 0 < key_id < 1 << 63:
+            raise SealBroken(f"no key has the id {key_id:016x} of a sealed batch")
+    return {KeyId(key_id) for key_id in ids}
+
+
+def _sealed(batches: Buffer) -> NDArray[Any]:
+    """The index (`index_batches`) of those that are sealed. Raises SealBroken."""
+    try:
+        found = index_batches(batches, 0, len(batches))
+    except ValueError as error:
+        raise SealBroken(f"a batch is cut short or has a wrong length: {error}") from None
+    sealed: NDArray[Any] = found[as_byte_array(batches)[found["position"] + _ATTRIBUTES] & _SEALED == _SEALED]
+    return sealed
+
+
+def count_sealed(batches: Buffer) -> int:
+    """Returns how many of these whole batches are sealed. Raises SealBroken."""
+    return len(_sealed(batches))
+
+
+def check_seals(batches: Buffer) -> None:
+    """Checks the CRCs of those of these whole batches that are sealed, which needs no key. Raises
+    SealBroken."""
+    view = memoryview(batches)
+    for position, size_bytes, _ in _sealed(batches).tolist():
+        [crc] = struct.unpack_from(">I", view, position + CRC_POSITION)
+        if crc32c(view[position + CRC_START : position + size_bytes]) != crc:
+            raise SealBroken("a sealed batch is damaged")
 
 
 def opened(batches: Buffer, partition: int, keys: Mapping[KeyId, TopicKey]) -> bytes:
