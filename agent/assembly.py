@@ -53,6 +53,7 @@ from sequencer.history.history import history_prefix
 from sequencer.topics.topic_config import TopicConfig
 from storage.batches.produced_batches import LoneCheck
 from storage.batches.record_batch import Compression
+from storage.encryption.key_objects import KeyObjects
 from storage.encryption.key_wrapping import key_wrapping
 from storage.identifiers import ObjectKey, TopicId
 from storage.segments.keys import merged_prefix, segments_prefix
@@ -164,7 +165,13 @@ def assemble(
     membership.when_erased(pages.drop_made_before)
     checking = Threads("check", settings.agent.validation_threads)
     topic_keys = TopicKeys(
-        sequencer.topic_keys, key_wrapping(settings.encryption), topics, settings.encryption, checking, clock
+        sequencer.topic_keys,
+        KeyObjects(outside.store, settings.agent.cluster),
+        key_wrapping(settings.encryption),
+        topics,
+        settings.encryption,
+        checking,
+        clock,
     )
     reads = ReadPath(coordinates, pages, settings.read_path, metrics.topics, keys=topic_keys)
     write_path = WritePath(

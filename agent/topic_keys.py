@@ -3,7 +3,9 @@
 Promises:
 - A key is kept at most `encryption_key_life_s`, and at most `encryption_keys_kept` are. While a key is kept,
   neither Postgres nor KMS is asked for it.
-- Each wait for a key ends within a bound, as KeyUnavailable. It delays the partitions of its topic alone.
+- Each wait for a key ends within a bound, as KeyUnavailable.
+- A key that could not be had is not asked for again for `encryption_retry_s`, and neither is any other after
+  an answer that did not come in time. So a request waits once for the keys of all its topics.
 - Concurrent requests for a key share one look-up.
 """
 
@@ -13,30 +15,53 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from agent.topic_directory import TopicDirectory
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.topics.known_configs import ENCRYPTION
-from sequencer.topics.topic_keys import TopicKeyRows, WrappedKey
+from sequencer.topics.topic_keys import TopicKeyRows
 from sequencer.topics.topics import Topic
 from storage.batches.byte_arrays import Buffer
+from storage.encryption.key_objects import KeyObjects, WrappedKey
 from storage.encryption.key_wrapping import KeyUnavailable, KeyWrapping
-from storage.encryption.sealed_batches import KEY_BYTES, TopicKey, key_versions, opened
+from storage.encryption.sealed_batches import (
+    KEY_BYTES,
+    TopicKey,
+    check_seals,
+    count_sealed,
+    key_ids,
+    opened,
+)
 from storage.encryption.settings import EncryptionSettings
-from storage.identifiers import TopicId
+from storage.identifiers import NO_KEY_ID, KeyId, TopicId, new_key_id
+from storage.stores.object_store import StoreUnavailable
+from storage.stores.side_by_side import side_by_side
 from storage.threads import Threads
 
-_NEWEST = 0
-"""Stands for the version that seals."""
+_NEWEST = NO_KEY_ID
+"""Stands for the key that seals."""
 
 
 _OPENED_AT_ONCE_BYTES = 1 << 20
-"""From here on batches are opened in a thread: this many take a third of a millisecond if they are large."""
+_OPENED_AT_ONCE = 64
+"""More bytes or batches are opened in a thread: so many take a third of a millisecond."""
+
+
+_SLOW = 0.8
+"""A refusal that took this share of `encryption_timeout_s` comes from a Postgres, KMS or file that does not
+answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
     key: TopicKey
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    reason: str
     until_s: float
 
 
@@ -49,6 +74,7 @@ class TopicKeys:
     def __init__(
         self,
         rows: TopicKeyRows,
+        objects: KeyObjects,
         wrapping: KeyWrapping | None,
         topics: TopicDirectory,
         settings: EncryptionSettings,
@@ -56,13 +82,16 @@ class TopicKeys:
         clock: Callable[[], float],
     ) -> None:
         self._rows = rows
+        self._objects = objects
         self._wrapping = wrapping
         self._topics = topics
         self._settings = settings
         self._threads = threads
         self._clock = clock
-        self._kept: OrderedDict[tuple[TopicId, int], _Kept] = OrderedDict()
-        self._asked: dict[tuple[TopicId, int], asyncio.Task[TopicKey]] = {}
+        self._kept: OrderedDict[tuple[TopicId, KeyId], _Kept] = OrderedDict()
+        self._refused: OrderedDict[tuple[TopicId, KeyId], _Refused] = OrderedDict()
+        self._away = _Refused("", clock())
+        self._asked: dict[tuple[TopicId, KeyId], asyncio.Task[TopicKey]] = {}
         self._calls = asyncio.Semaphore(settings.encryption_calls)
 
     async def to_seal(self, topic_id: TopicId) -> TopicKey:
@@ -76,61 +105,85 @@ class TopicKeys:
 
     async def opened(self, topic_id: TopicId, partition: int, batches: Buffer) -> Buffer:
         """Returns whole batches, those opened that are sealed. Raises KeyUnavailable or SealBroken."""
-        versions = key_versions(batches)
-        if not versions:
+        needed = key_ids(batches)
+        if not needed:
             return batches
-        keys = {version: await self._get(topic_id, version) for version in sorted(versions)}
-        if len(batches) < _OPENED_AT_ONCE_BYTES:
+        try:
+            found = await side_by_side(self._get(topic_id, key_id) for key_id in needed)
+        except KeyUnavailable:
+            check_seals(batches)  # no key has an id that was damaged
+            raise
+        keys = dict(zip(needed, found, strict=True))
+        if len(batches) < _OPENED_AT_ONCE_BYTES and count_sealed(batches) <= _OPENED_AT_ONCE:
             return opened(batches, partition, keys)
         return await self._threads.run(opened, batches, partition, keys)
 
-    async def _get(self, topic_id: TopicId, version: int) -> TopicKey:
-        place = (topic_id, version)
+    async def _get(self, topic_id: TopicId, key_id: KeyId) -> TopicKey:
+        place = (topic_id, key_id)
         kept = self._kept.get(place)
         if kept is not None and kept.until_s > self._clock():
             self._kept.move_to_end(place)
             return kept.key
         asked = self._asked.get(place)
         if asked is None:
-            asked = self._asked[place] = asyncio.create_task(self._ask(topic_id, version))
+            for refused in (self._away, self._refused.get(place)):
+                if refused is not None and refused.until_s > self._clock():
+                    raise KeyUnavailable(refused.reason)
+            asked = self._asked[place] = asyncio.create_task(self._ask(topic_id, key_id))
             asked.add_done_callback(partial(self._answered, place))
         return await asyncio.shield(asked)
 
-    def _answered(self, place: tuple[TopicId, int], asked: "asyncio.Task[TopicKey]") -> None:
+    def _answered(self, place: tuple[TopicId, KeyId], asked: "asyncio.Task[TopicKey]") -> None:
         self._asked.pop(place, None)
         if not asked.cancelled():
             asked.exception()  # those who asked may have gone
 
-    async def _ask(self, topic_id: TopicId, version: int) -> TopicKey:
+    async def _ask(self, topic_id: TopicId, key_id: KeyId) -> TopicKey:
         asked_s = self._clock()
         try:
+            key = await self._asked_once(topic_id, key_id)
+        except KeyUnavailable as error:
+            now_s = self._clock()
+            refused = _Refused(str(error), now_s + self._settings.encryption_retry_s)
+            if now_s - asked_s >= self._settings.encryption_timeout_s * _SLOW:
+                self._away = refused
+            self._refused[topic_id, key_id] = refused
+            self._drop_oldest(self._refused)
+            raise
+        self._refused.pop((topic_id, key_id), None)
+        for name in {key_id, key.key_id}:
+            self._kept[topic_id, name] = _Kept(key, asked_s + self._settings.encryption_key_life_s)
+        self._drop_oldest(self._kept)
+        return key
+
+    def _drop_oldest(self, some: OrderedDict[Any, Any]) -> None:
+        while len(some) > self._settings.encryption_keys_kept:
+            some.popitem(last=False)
+
+    async def _asked_once(self, topic_id: TopicId, key_id: KeyId) -> TopicKey:
+        try:
             async with asyncio.timeout(self._settings.encryption_timeout_s), self._calls:
-                key = await (self._newest(topic_id) if version == _NEWEST else self._of(topic_id, version))
+                return await (self._newest(topic_id) if key_id == _NEWEST else self._of(topic_id, key_id))
         except TimeoutError:
             raise KeyUnavailable("the topic's key did not come in time") from None
         except (SequencerUnavailable, CommitOutcomeUnknown) as error:
             raise KeyUnavailable(f"the topic's key cannot be looked up: {error}") from error
-        for number in {version, key.version}:
-            self._kept[topic_id, number] = _Kept(key, asked_s + self._settings.encryption_key_life_s)
-        while len(self._kept) > self._settings.encryption_keys_kept:
-            self._kept.popitem(last=False)
-        return key
 
     async def _newest(self, topic_id: TopicId) -> TopicKey:
         found = await self._rows.newest(topic_id)
         if found is None:
-            found = await new_version(self._rows, self._need(), topic_id, 1)
+            found = await new_version(self._rows, self._objects, self._need(), topic_id, 1)
         return await self._unwrapped(found)
 
-    async def _of(self, topic_id: TopicId, version: int) -> TopicKey:
-        found = await self._rows.of_version(topic_id, version)
+    async def _of(self, topic_id: TopicId, key_id: KeyId) -> TopicKey:
+        found = await self._rows.of_id(topic_id, key_id)
         if found is None:
-            raise KeyUnavailable(f"the topic's key {version} is destroyed")
+            raise KeyUnavailable(f"the topic has no key {key_id:016x}")
         return await self._unwrapped(found)
 
     async def _unwrapped(self, found: WrappedKey) -> TopicKey:
-        secret = await self._need().unwrap(found.wrapped_by, found.wrapped, found.topic_id, found.version)
-        return TopicKey(found.topic_id, found.version, secret)
+        secret = await self._need().unwrap(found.wrapped_by, found.wrapped, found.topic_id, found.key_id)
+        return TopicKey(found.topic_id, found.key_id, secret)
 
     def _need(self) -> KeyWrapping:
         if self._wrapping is None:
@@ -139,12 +192,23 @@ class TopicKeys:
 
 
 async def new_version(
-    rows: TopicKeyRows, wrapping: KeyWrapping, topic_id: TopicId, version: int
+    rows: TopicKeyRows, objects: KeyObjects, wrapping: KeyWrapping, topic_id: TopicId, version: int
 ) -> WrappedKey:
-    """Adds a version of a topic's key, or finds the one that another added first. Raises KeyUnavailable."""
-    wrapped_by, wrapped = await wrapping.wrap(os.urandom(KEY_BYTES), topic_id, version)
-    key = WrappedKey(topic_id=topic_id, version=version, wrapped_by=wrapped_by, wrapped=wrapped)
-    found = await rows.add(key)
+    """Adds a version of a topic's key, or finds the one that another added first. The bucket has it before
+    Postgres, so no batch is sealed with a key that a lost database would take along. Raises KeyUnavailable.
+    """
+    key_id = new_key_id()
+    wrapped_by, wrapped = await wrapping.wrap(os.urandom(KEY_BYTES), topic_id, key_id)
+    key = WrappedKey(
+        topic_id=topic_id, version=version, key_id=key_id, wrapped_by=wrapped_by, wrapped=wrapped
+    )
+    try:
+        await objects.put(key)
+        found = await rows.add(key)
+        if found is None or found.key_id != key_id:
+            await objects.delete([(topic_id, key_id)])
+    except StoreUnavailable as error:
+        raise KeyUnavailable(f"the topic's new key cannot be kept in the bucket: {error}") from error
     if found is None:
         raise KeyUnavailable("the topic is deleted, and its keys with it")
     return found

@@ -20,8 +20,8 @@ from cache_ring.pages.run_bytes import RunBytes
 from sequencer.commits.coordinates import RunCoordinate
 from storage.batches.batch_validation import BatchLimits, validate_produced
 from storage.batches.record_batch import BatchHeader, read_header
-from storage.encryption.sealed_batches import TopicKey, key_versions, opened
-from storage.identifiers import BytePosition, Offset, Partition, TopicId, new_segment_id
+from storage.encryption.sealed_batches import TopicKey, key_ids, opened
+from storage.identifiers import BytePosition, KeyId, Offset, Partition, TopicId, new_segment_id
 from storage.segments.keys import segment_key
 from storage.segments.segment import seal_segment
 from storage.segments.segment_batches import PendingBatch, PendingBatches
@@ -68,8 +68,8 @@ def fetch(run: RunCoordinate, data: bytes, key: TopicKey | None) -> int:
     if key is None:
         return taken.size_bytes
     batches = b"".join(taken.chunks)
-    assert key_versions(batches) == {key.version}
-    return len(opened(batches, PARTITION, {key.version: key}))
+    assert key_ids(batches) == {key.key_id}
+    return len(opened(batches, PARTITION, {key.key_id: key}))
 
 
 def a_batch(records: int, record_bytes: int) -> bytes:
@@ -96,7 +96,7 @@ def a_run(data: bytes, records: int) -> RunCoordinate:
 
 
 def main() -> None:
-    key = TopicKey(TOPIC, 1, os.urandom(32))
+    key = TopicKey(TOPIC, KeyId(1), os.urandom(32))
     table = Table("records", "bytes each", "produce", "sealed", "fetch", "opened", title="CPU s per GB")
     for records, record_bytes in SHAPES:
         batch = a_batch(records, record_bytes)

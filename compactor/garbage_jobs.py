@@ -17,6 +17,7 @@ from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer
 from sequencer.history.history_garbage import EndedJob
 from sequencer.housekeeping.garbage import BEFORE_ALL, DoomingPaused, DoomingRules, PartitionRules
+from storage.encryption.key_objects import KeyObjects
 from storage.identifiers import ObjectKey, SegmentId
 from storage.stores.object_store import ObjectStore
 
@@ -148,6 +149,31 @@ class GarbageDeletionJob:
         if page.due:
             await _delete_owned(self._sequencer, self._store, [each.object_key for each in page.due])
         return len(page.due), await self._garbage.sweep(page, self._partitions)
+
+
+class DestroyedKeysJob:
+    """Deletes the bucket's copies of the keys of deleted topics at once, and again when no late write can
+    bring them back."""
+
+    name = "destroyed-keys"
+
+    def __init__(
+        self, sequencer: Sequencer, store: ObjectStore, cluster: str, settings: HousekeeperSettings
+    ) -> None:
+        self.interval_s = settings.garbage_interval_s
+        self._sequencer = sequencer
+        self._rows = sequencer.topic_keys
+        self._objects = KeyObjects(store, cluster)
+        self._late_write_window_s = settings.late_write_window_s
+        self._cap = settings.garbage_segments_per_step
+
+    async def step(self, progress: str | None) -> Step:
+        due = await self._rows.destroyed(late_write_window_s=self._late_write_window_s, cap=self._cap)
+        if due:
+            async with self._sequencer.ownership.demanded():
+                await self._objects.delete((key.topic_id, key.key_id) for key in due)
+            await self._rows.copies_deleted(due)
+        return Step(progress=progress, more=len(due) == self._cap, done={"deleted": len(due)})
 
 
 class HistoryGarbageJob:

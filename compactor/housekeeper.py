@@ -30,7 +30,13 @@ from uuid import uuid4
 from prometheus_client import CollectorRegistry
 
 from compactor.cleaning import Cleaner, CleaningDiscoveryJob
-from compactor.garbage_jobs import DoomingJob, GarbageDeletionJob, GarbageScanJob, HistoryGarbageJob
+from compactor.garbage_jobs import (
+    DestroyedKeysJob,
+    DoomingJob,
+    GarbageDeletionJob,
+    GarbageScanJob,
+    HistoryGarbageJob,
+)
 from compactor.history_log_jobs import HistoryRetentionJob, LocalRetentionJob
 from compactor.job import Job, Step
 from compactor.journal_writer import CheckpointJob, JournalJob, JournalWriter
@@ -201,6 +207,7 @@ class Housekeeper:
             GarbageScanJob(sequencer, settings),
             GarbageDeletionJob(sequencer, store, settings),
             HistoryGarbageJob(sequencer, store, settings),
+            DestroyedKeysJob(sequencer, store, cluster, settings),
             MergeDiscoveryJob(sequencer, settings, self.merger.policy),
             CleaningDiscoveryJob(sequencer, settings),
             ObserverJob(sequencer, settings),

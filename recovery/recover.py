@@ -23,6 +23,7 @@ from typing import Final
 
 from recovery.holes import Holes
 from recovery.journal import BucketJournal, replay_producers
+from recovery.keys import recover_keys
 from recovery.plan import JournalPosition, Side, Source, newer_side, young_since
 from recovery.report import RecordsRefused, Report
 from recovery.settings import RecoverySettings
@@ -230,6 +231,8 @@ class _Recovery:
             change.name, change.high_watermark_before = f"{row.name}/{row.partition}", row.high_watermark
         with self._timed("journal"):
             await self._read_log(identity)
+        with self._timed("keys"):
+            await recover_keys(self._session, self._store, self._task.cluster, self._settings, report)
         with self._timed("listing"):
             report.uploaded_objects, report.merged_objects = await take_census(
                 self._session,

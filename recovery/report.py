@@ -88,6 +88,10 @@ class Report:
     uploaded_objects: int = 0
     merged_objects: int = 0
     journal_rows: int = 0
+    keys_found: int = 0
+    """Keys of encrypted topics that the bucket has and the log had not."""
+    key_faults: list[str] = field(default_factory=list)
+    """Copies of topics' keys that cannot be read, in words."""
     missing_objects: int = 0
     undeleted_objects: int = 0
     young_segments: int = 0

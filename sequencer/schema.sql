@@ -185,15 +185,27 @@ CREATE INDEX topics_deleted ON topics (deleted_at) WHERE deleted_at IS NOT NULL;
 CREATE INDEX topics_compacted ON topics (topic_id)
     WHERE strpos(config ->> 'cleanup.policy', 'compact') > 0 AND deleted_at IS NULL;
 
--- The keys that encrypt topics' records, themselves encrypted (sequencer/topics/topic_keys.py). The commit
--- journal has no copy, so that a deleted row is gone from everywhere but backups of Postgres.
+-- The keys that encrypt topics' records, themselves encrypted (sequencer/topics/topic_keys.py). Sealed
+-- batches name key_id, which is random: a key that is made after another was lost is never taken for it. The
+-- bucket has a copy of each, apart from the commit journal (storage/encryption/key_objects.py).
 CREATE TABLE topic_keys (
     topic_id uuid NOT NULL,
     version integer NOT NULL CHECK (version > 0),  -- the highest encrypts, all decrypt
+    key_id bigint NOT NULL CHECK (key_id > 0),
     wrapped_by text NOT NULL,                      -- the name of the key that encrypted this one
     wrapped bytea NOT NULL,
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (topic_id, version)
+);
+CREATE UNIQUE INDEX topic_keys_by_id ON topic_keys (topic_id, key_id);
+
+-- Keys of deleted topics, whose copies in the bucket are deleted, and once more when no late write can bring
+-- them back.
+CREATE TABLE destroyed_keys (
+    topic_id uuid NOT NULL,
+    key_id bigint NOT NULL,
+    deleted_at timestamptz,  -- when the copy was deleted
+    PRIMARY KEY (topic_id, key_id)
 );
 
 -- How often topics were made, changed or deleted (functions/count_topic_change.sql). An agent that sees

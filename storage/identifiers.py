@@ -4,6 +4,7 @@ Promise: segment ids sort by the millisecond in which they were made, so they al
 """
 
 import os
+import secrets
 import time
 from typing import NewType
 from uuid import UUID
@@ -16,9 +17,12 @@ ProducerId = NewType("ProducerId", int)
 SegmentId = NewType("SegmentId", UUID)
 NodeId = NewType("NodeId", int)
 ObjectKey = NewType("ObjectKey", str)
+KeyId = NewType("KeyId", int)
 
 NO_OFFSET = Offset(-1)
 """Where there is no offset, or none is known: Kafka's own number for it in requests and answers."""
+NO_KEY_ID = KeyId(0)
+"""No key of a topic has it."""
 NO_PRODUCER_ID = ProducerId(-1)
 """The producer id of a batch whose producer is not idempotent."""
 
@@ -37,3 +41,9 @@ def new_segment_id(now_ms: int | None = None, randomness: bytes | None = None) -
     raw[6] = 0x70 | raw[6] & 0x0F
     raw[8] = 0x80 | raw[8] & 0x3F
     return SegmentId(UUID(bytes=bytes(raw)))
+
+
+def new_key_id() -> KeyId:
+    """Returns a random id of 63 bits for a key of a topic. No other key of it has this id, not even a lost
+    one."""
+    return KeyId(1 + secrets.randbelow((1 << 63) - 1))

@@ -122,12 +122,13 @@ NOT_IN_THE_JOURNAL: Final = frozenset(
         "user_credentials",
         "quota_use",
         "topic_keys",
+        "destroyed_keys",
     }
 )
 """Tables about current work, the bucket's owner, counts, observations, recent changes of topics, how far logs
 are clean, and producers of transactions, which begin again (docs/design/recovery.md#transactions): a rebuilt
 database begins without these rows. Its migration makes new secrets, and an operator adds users again, because
-the bucket holds neither. It does not hold keys of topics either: deleting one erases what it encrypted."""
+the bucket holds neither. Keys of topics are separate objects in the bucket, so that each can be deleted."""
 
 _PACE: Final = 20.0
 """A family is read again after this many times the duration of its last reading."""

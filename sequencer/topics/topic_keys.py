@@ -6,26 +6,19 @@ Promises:
 - `rewrap` changes a row only if it is still as it was read, so it can be repeated and run twice at once.
 """
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 from uuid import UUID
 
 from sequencer.database.database import Database, Row
 from sequencer.database.named_sql import load_statements
-from storage.identifiers import TopicId
+from storage.encryption.key_objects import WrappedKey
+from storage.identifiers import KeyId, TopicId
 
 SQL = load_statements("topic_keys")
 _PER_PAGE: Final = 500
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrappedKey:
-    topic_id: TopicId
-    version: int
-    wrapped_by: str
-    wrapped: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +26,14 @@ class ListedKey:
     topic: str
     created_at: datetime
     key: WrappedKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DestroyedKey:
+    topic_id: TopicId
+    key_id: KeyId
+    is_last: bool
+    """True: its copy was deleted once, and no late write can bring it back any more."""
 
 
 class TopicKeyRows:
@@ -43,11 +44,15 @@ class TopicKeyRows:
 
     async def newest(self, topic_id: TopicId) -> WrappedKey | None:
         rows = await self._database.read(SQL["newest"], topic_id=topic_id)
-        return _key(rows[0]) if rows else None
+        return key_of(rows[0]) if rows else None
+
+    async def of_id(self, topic_id: TopicId, key_id: KeyId) -> WrappedKey | None:
+        rows = await self._database.read(SQL["of_id"], topic_id=topic_id, key_id=key_id)
+        return key_of(rows[0]) if rows else None
 
     async def of_version(self, topic_id: TopicId, version: int) -> WrappedKey | None:
         rows = await self._database.read(SQL["of_version"], topic_id=topic_id, version=version)
-        return _key(rows[0]) if rows else None
+        return key_of(rows[0]) if rows else None
 
     async def add(self, key: WrappedKey) -> WrappedKey | None:
         """Returns the key of this version: this one, or the one that another added first. None: the topic is
@@ -57,6 +62,7 @@ class TopicKeyRows:
             SQL["add"],
             topic_id=key.topic_id,
             version=key.version,
+            key_id=key.key_id,
             wrapped_by=key.wrapped_by,
             wrapped=key.wrapped,
         )
@@ -80,15 +86,35 @@ class TopicKeyRows:
             rows = await self._database.read(SQL["page"], topic_id=topic_id, version=version, cap=_PER_PAGE)
             for row in rows:
                 topic_id, version = row.topic_id, row.version
-                yield ListedKey(topic=row.name, created_at=row.created_at, key=_key(row))
+                yield ListedKey(topic=row.name, created_at=row.created_at, key=key_of(row))
             if len(rows) < _PER_PAGE:
                 return
 
+    async def destroyed(self, *, late_write_window_s: float, cap: int) -> Sequence[DestroyedKey]:
+        """Keys of deleted topics whose copy in the bucket must be deleted now."""
+        rows = await self._database.run(SQL["destroyed"], late_write_window_s=late_write_window_s, cap=cap)
+        return [
+            DestroyedKey(topic_id=TopicId(row.topic_id), key_id=KeyId(row.key_id), is_last=row.is_last)
+            for row in rows
+        ]
 
-def _key(row: Row) -> WrappedKey:
+    async def copies_deleted(self, keys: Sequence[DestroyedKey]) -> None:
+        """Notes that these copies are deleted. Forgets the keys for which this was the last time."""
+        for statement, is_last in (("note_deleted", False), ("forget_destroyed", True)):
+            done = [key for key in keys if key.is_last is is_last]
+            if done:
+                await self._database.run(
+                    SQL[statement],
+                    topic_ids=[key.topic_id for key in done],
+                    key_ids=[key.key_id for key in done],
+                )
+
+
+def key_of(row: Row) -> WrappedKey:
     return WrappedKey(
         topic_id=TopicId(row.topic_id),
         version=row.version,
+        key_id=KeyId(row.key_id),
         wrapped_by=row.wrapped_by,
         wrapped=bytes(row.wrapped),
     )

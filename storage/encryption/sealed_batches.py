@@ -3,7 +3,9 @@
 A sealed batch is a batch v2 with a right length and CRC. Its header is in the clear and names compression 7,
 which no client may send and no reader can decompress. In place of the records it has
 
-    format u8 = 1 | compression u8 | key version u32 | number u64 | salt 16 bytes | ciphertext | tag 16 bytes
+    format u8 = 1 | compression u8 | key id u64 | number u64 | salt 16 bytes | ciphertext | tag 16 bytes
+
+A key's id is random, so no two keys of a topic have the same, also if the first one was lost.
 
 The salt is random, made once for each `TopicKey` in memory. HKDF makes of it and the topic's key the key of
 AES-256-GCM, and the nonce is the batch's number among those of the salt. So no pair of key and nonce repeats.
@@ -14,16 +16,19 @@ offset and leader epoch are not, because they are patched.
 import os
 import struct
 from collections import OrderedDict
+from collections.abc import Mapping
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 from crc32c import crc32c
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
 
-from storage.batches.byte_arrays import Buffer
+from storage.batches.byte_arrays import Buffer, as_byte_array
 from storage.batches.record_batch import (
     CRC_POSITION,
     CRC_START,
@@ -31,10 +36,10 @@ from storage.batches.record_batch import (
     LENGTH_OVERHEAD_BYTES,
     index_batches,
 )
-from storage.identifiers import TopicId
+from storage.identifiers import KeyId, TopicId
 
 KEY_BYTES: Final = 32
-_HEAD: Final = struct.Struct(">BBIQ16s")
+_HEAD: Final = struct.Struct(">BBQQ16s")
 _TAG_BYTES: Final = 16
 SEAL_BYTES: Final = _HEAD.size + _TAG_BYTES
 """What sealing adds to a batch."""
@@ -42,6 +47,7 @@ _FORMAT: Final = 1
 _SEALED: Final = 7
 _ATTRIBUTES: Final = 22
 _LENGTH: Final = 8
+_KEY_ID: Final = HEADER_BYTES + 2
 _MOST_PER_SALT: Final = 1 << 32
 _SALTS_KEPT: Final = 256
 _INFO: Final = b"tidelog sealed batch 1"
@@ -57,30 +63,31 @@ def is_sealed(batch: Buffer, position: int = 0) -> bool:
 
 
 class TopicKey:
-    """One version of a topic's key. Threads may share it."""
+    """One key of a topic. Threads may share it."""
 
-    def __init__(self, topic_id: TopicId, version: int, secret: bytes) -> None:
+    def __init__(self, topic_id: TopicId, key_id: KeyId, secret: bytes) -> None:
         if len(secret) != KEY_BYTES:
             raise ValueError(f"a topic's key has {KEY_BYTES} bytes, not {len(secret)}")
         self.topic_id = topic_id
-        self.version = version
+        self.key_id = key_id
         self._secret = secret
         self._known: OrderedDict[bytes, AESGCM] = OrderedDict()
         self._own = self._new_salt()
 
     def __repr__(self) -> str:
-        return f"TopicKey({self.topic_id}, {self.version})"
+        return f"TopicKey({self.topic_id}, {self.key_id:016x})"
 
     def seal(self, batch: Buffer, partition: int) -> bytes:
         """Returns the sealed copy of a valid batch."""
         view = memoryview(batch)
-        number = next(self._own[2])
+        own = self._own  # read once: another thread may replace it, and a number counts for its salt alone
+        number = next(own[2])
         if number >= _MOST_PER_SALT:
-            self._own = self._new_salt()
-            number = next(self._own[2])
-        salt, cipher, _ = self._own
+            own = self._own = self._new_salt()
+            number = next(own[2])
+        salt, cipher, _ = own
         header = bytearray(view[:HEADER_BYTES])
-        head = _HEAD.pack(_FORMAT, header[_ATTRIBUTES] & _SEALED, self.version, number, salt)
+        head = _HEAD.pack(_FORMAT, header[_ATTRIBUTES] & _SEALED, self.key_id, number, salt)
         struct.pack_into(">i", header, _LENGTH, len(view) + SEAL_BYTES - LENGTH_OVERHEAD_BYTES)
         header[_ATTRIBUTES] |= _SEALED
         covered = bytes(header[CRC_START:]) + head
@@ -96,9 +103,9 @@ class TopicKey:
         if len(view) < HEADER_BYTES + SEAL_BYTES or not is_sealed(view):
             raise SealBroken("the batch is not sealed, or cut short")
         header, start = bytearray(view[:HEADER_BYTES]), HEADER_BYTES + _HEAD.size
-        form, compression, version, number, salt = _HEAD.unpack_from(view, HEADER_BYTES)
-        if form != _FORMAT or version != self.version or compression >= _SEALED:
-            raise SealBroken(f"format {form} and key version {version} of a sealed batch are not known")
+        form, compression, key_id, number, salt = _HEAD.unpack_from(view, HEADER_BYTES)
+        if form != _FORMAT or key_id != self.key_id or compression >= _SEALED:
+            raise SealBroken(f"format {form} and key {key_id:016x} of a sealed batch are not known")
         covered = bytes(view[CRC_START:start])
         try:
             records = self._cipher(salt).decrypt(
@@ -134,26 +141,55 @@ def _nonce(number: int) -> bytes:
     return number.to_bytes(12, "big")
 
 
-def key_versions(batches: Buffer) -> set[int]:
-    """Returns the versions of the keys that sealed some of these whole batches. Raises SealBroken."""
-    view, found = memoryview(batches), set[int]()
-    for position, size_bytes, _ in index_batches(view, 0, len(view)).tolist():
-        if is_sealed(view, position):
-            if size_bytes < HEADER_BYTES + SEAL_BYTES:
-                raise SealBroken("a sealed batch is cut short")
-            found.add(_HEAD.unpack_from(view, position + HEADER_BYTES)[2])
-    return found
+def key_ids(batches: Buffer) -> set[KeyId]:
+    """Returns the ids of the keys that sealed some of these whole batches. Raises SealBroken."""
+    found = _sealed(batches)
+    if not len(found):
+        return set()
+    if int(found["size_bytes"].min()) < HEADER_BYTES + SEAL_BYTES:
+        raise SealBroken("a sealed batch is cut short")
+    places = found["position"][:, None] + np.arange(_KEY_ID, _KEY_ID + 8)
+    ids = np.unique(np.ascontiguousarray(as_byte_array(batches)[places]).view(">u8")).tolist()
+    for key_id in ids:
+        if not 0 < key_id < 1 << 63:
+            raise SealBroken(f"no key has the id {key_id:016x} of a sealed batch")
+    return {KeyId(key_id) for key_id in ids}
 
 
-def opened(batches: Buffer, partition: int, keys: dict[int, TopicKey]) -> bytes:
-    """Returns whole batches with those opened that are sealed. `keys` has all of `key_versions`. Raises
+def _sealed(batches: Buffer) -> NDArray[Any]:
+    """The index (`index_batches`) of those that are sealed. Raises SealBroken."""
+    try:
+        found = index_batches(batches, 0, len(batches))
+    except ValueError as error:
+        raise SealBroken(f"a batch is cut short or has a wrong length: {error}") from None
+    sealed: NDArray[Any] = found[as_byte_array(batches)[found["position"] + _ATTRIBUTES] & _SEALED == _SEALED]
+    return sealed
+
+
+def count_sealed(batches: Buffer) -> int:
+    """Returns how many of these whole batches are sealed. Raises SealBroken."""
+    return len(_sealed(batches))
+
+
+def check_seals(batches: Buffer) -> None:
+    """Checks the CRCs of those of these whole batches that are sealed, which needs no key. Raises
+    SealBroken."""
+    view = memoryview(batches)
+    for position, size_bytes, _ in _sealed(batches).tolist():
+        [crc] = struct.unpack_from(">I", view, position + CRC_POSITION)
+        if crc32c(view[position + CRC_START : position + size_bytes]) != crc:
+            raise SealBroken("a sealed batch is damaged")
+
+
+def opened(batches: Buffer, partition: int, keys: Mapping[KeyId, TopicKey]) -> bytes:
+    """Returns whole batches with those opened that are sealed. `keys` has all of `key_ids`. Raises
     SealBroken."""
     view, parts = memoryview(batches), list[Buffer]()
     for position, size_bytes, _ in index_batches(view, 0, len(view)).tolist():
         batch = view[position : position + size_bytes]
         if is_sealed(batch):
-            version = _HEAD.unpack_from(batch, HEADER_BYTES)[2]
-            parts.append(keys[version].open(batch, partition))
+            key_id = KeyId(_HEAD.unpack_from(batch, HEADER_BYTES)[2])
+            parts.append(keys[key_id].open(batch, partition))
         else:
             parts.append(batch)
     return b"".join(parts)

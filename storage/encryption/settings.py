@@ -21,6 +21,8 @@ class EncryptionSettings(Settings):
     """The region of the KMS key."""
     encryption_timeout_s: float = Field(default=5.0, gt=0)
     """The longest that getting one key takes, at KMS and in Postgres."""
+    encryption_retry_s: float = Field(default=5.0, ge=0)
+    """How long a topic whose key could not be had is refused before it is asked for again."""
     encryption_key_life_s: float = Field(default=300.0, gt=0)
     """How long an agent keeps a topic's key in memory: so long it reads a topic whose key is destroyed or
     rotated, and works without KMS."""

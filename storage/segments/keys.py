@@ -12,11 +12,12 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass
 from uuid import UUID
 
-from storage.identifiers import ObjectKey, SegmentId
+from storage.identifiers import KeyId, ObjectKey, SegmentId, TopicId
 
 _INLINE = "inline/"
 _UPLOADED = "segments"
 _MERGED = "merged"
+_TOPIC_KEY = re.compile(r"/topic-keys/([0-9a-f-]{36})/([0-9a-f]{16})$")
 _ENTRY = re.compile(r"/journal/(\d{10})/(\d{12})$")
 _CHECKPOINT = re.compile(r"/checkpoints/(\d{10})/(\d{12})/(?:manifest|part-(\d{6}))$")
 
@@ -111,6 +112,27 @@ def checkpoint_object_of(key: ObjectKey) -> CheckpointObject | None:
     if found is None:
         return None
     return CheckpointObject(epoch=int(found[1]), number=int(found[2]), part=int(found[3] or 0))
+
+
+def topic_keys_prefix(cluster: str) -> str:
+    """The prefix of topics' encrypted keys (`storage/encryption/key_objects.py`)."""
+    return f"{cluster}/topic-keys/"
+
+
+def key_of_topic_key(cluster: str, topic_id: TopicId, key_id: KeyId) -> ObjectKey:
+    return checked_key(f"{topic_keys_prefix(cluster)}{topic_id}/{key_id:016x}")
+
+
+def topic_key_of(key: ObjectKey) -> tuple[TopicId, KeyId] | None:
+    """Returns the topic and the id of the topic's key that an object's key names; None if it names none."""
+    found = _TOPIC_KEY.search(key)
+    if found is None:
+        return None
+    try:
+        topic_id, key_id = TopicId(UUID(found[1])), KeyId(int(found[2], 16))
+    except ValueError:
+        return None
+    return (topic_id, key_id) if 0 < key_id < 1 << 63 and str(topic_id) == found[1] else None
 
 
 def ownership_key(cluster: str) -> ObjectKey:

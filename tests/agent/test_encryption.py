@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,13 @@ from kio.schema.errors import ErrorCode
 from agent.topic_keys import new_version
 from sequencer.client import Sequencer, SequencerSettings
 from storage.batches.record_batch import HEADER_BYTES
+from storage.encryption.key_objects import KeyObjects
 from storage.encryption.key_wrapping import FileKeys, KeyUnavailable
 from storage.encryption.sealed_batches import SEAL_BYTES
 from storage.encryption.settings import EncryptionSettings
 from storage.segments.segment import verify_segment
-from tests.agent.kafka.apis.administrative_requests import alter, create
+from storage.stores.object_store import ObjectStore
+from tests.agent.kafka.apis.administrative_requests import alter, create, delete
 from tests.agent.read_path.wire import a_fetch, a_list_offsets
 from tests.agent.running import Running, Wire, a_batch, a_produce, partitions_of, running
 
@@ -145,7 +147,10 @@ async def test_a_changed_byte_in_the_bucket_fails_its_partition_alone(
 async def test_without_its_key_a_topic_is_refused_and_others_are_not(
     database_url: str, key_file: Path
 ) -> None:
-    async with an_agent(database_url, key_file, encryption_key_life_s=0.001) as (_, wire):
+    async with an_agent(database_url, key_file, encryption_key_life_s=0.001, encryption_retry_s=0) as (
+        _,
+        wire,
+    ):
         topic = await create(wire, "locked", configs=ENCRYPTED, num_partitions=1)
         open_topic = await create(wire, "open", configs=[], num_partitions=1)
         assert await produced(wire, "locked", {0: a_batch(SECRET)}) == [ErrorCode.none]
@@ -176,20 +181,148 @@ async def test_history_and_compaction_by_key_are_refused_with_encryption(
 
 
 async def test_two_who_make_a_topics_first_key_get_the_same_and_its_deletion_destroys_it(
-    database_url: str, key_file: Path
+    database_url: str, key_file: Path, store: ObjectStore
 ) -> None:
     sequencer = await Sequencer.open(database_url, SequencerSettings())
     keys, wrapping = sequencer.topic_keys, FileKeys(key_file)
+    objects = KeyObjects(store, "tidelog")
     try:
         topic = await sequencer.topics.create("raced", 1, {})
-        found = await asyncio.gather(*(new_version(keys, wrapping, topic.topic_id, 1) for _ in range(8)))
+        found = await asyncio.gather(
+            *(new_version(keys, objects, wrapping, topic.topic_id, 1) for _ in range(8))
+        )
         assert len({key.wrapped for key in found}) == 1
+        assert [key async for key in objects.list()] == [(topic.topic_id, found[0].key_id)]
 
         await sequencer.topics.delete("raced")
 
         with psycopg.connect(database_url) as connection:
             assert connection.execute("SELECT count(*) FROM topic_keys").fetchone() == (0,)
         with pytest.raises(KeyUnavailable, match="deleted"):
-            await new_version(keys, wrapping, topic.topic_id, 2)
+            await new_version(keys, objects, wrapping, topic.topic_id, 2)
     finally:
         await sequencer.close()
+
+
+def feed(pipe: Path, text: str) -> None:
+    """Gives the text to a reader that waits, if there is one."""
+    try:
+        writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return
+    os.write(writer, text.encode())
+    os.close(writer)
+
+
+async def test_a_key_file_that_hangs_holds_up_its_topics_alone(database_url: str, key_file: Path) -> None:
+    text = hidden(key_file)
+    os.mkfifo(key_file)  # reading it waits until somebody writes
+    async with an_agent(database_url, key_file, encryption_timeout_s=60) as (agent, wire):
+        other = await Wire.connect(agent.app.kafka_port)
+        await create(wire, "locked", configs=ENCRYPTED, num_partitions=1)
+        await create(wire, "open", configs=[], num_partitions=1)
+        waiting = asyncio.create_task(produced(wire, "locked", {0: a_batch(SECRET)}))
+
+        assert await produced(other, "open", {0: a_batch(b"yes")}) == [ErrorCode.none]
+        assert not waiting.done()
+
+        while not waiting.done():
+            feed(key_file, text)
+            await asyncio.sleep(0.01)
+        assert await waiting == [ErrorCode.none]
+        other.close()
+
+
+@asynccontextmanager
+async def a_service_that_never_answers() -> AsyncIterator[tuple[str, list[bytes]]]:
+    """Its URL, and what it was asked."""
+    asked: list[bytes] = []
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.read(1))
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
+
+
+async def test_a_kms_that_does_not_answer_is_waited_for_once(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by a request that names several topics."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
+    async with a_service_that_never_answers() as (url, asked):
+        encryption = EncryptionSettings(
+            encryption_provider="aws-kms",
+            encryption_key="alias/tidelog",
+            encryption_kms_endpoint=url,
+            encryption_timeout_s=5.0,
+            encryption_retry_s=3600,
+        )
+        async with running(database_url, f"file://{tmp_path}/store", encryption=encryption) as agent:
+            wire = await Wire.connect(agent.app.kafka_port)
+            for name in ("one", "two", "three"):
+                await create(wire, name, configs=ENCRYPTED, num_partitions=1)
+            await create(wire, "open", configs=[], num_partitions=1)
+            assert await produced(wire, "one", {0: a_batch(SECRET)}) == [ErrorCode.not_enough_replicas]
+            assert asked
+            before = len(asked)
+
+            for name in ("one", "two", "three"):
+                assert await produced(wire, name, {0: a_batch(SECRET)}) == [ErrorCode.not_enough_replicas]
+            assert await produced(wire, "open", {0: a_batch(b"yes")}) == [ErrorCode.none]
+            assert len(asked) == before
+            wire.close()
+
+
+async def at_any_agent(ask: Callable[..., Awaitable[list[Any]]], *arguments: Any) -> list[Any]:
+    """Asks again where the agent names another one, as it does once: any agent serves any partition."""
+    while True:
+        answers = await ask(*arguments)
+        codes = [one if isinstance(one, ErrorCode) else one.error_code for one in answers]
+        if ErrorCode.not_leader_or_follower not in codes:
+            return answers
+
+
+async def test_two_agents_that_make_a_topics_first_key_at_once_use_one(
+    database_url: str, key_file: Path
+) -> None:
+    async with (
+        an_agent(database_url, key_file) as (_, one),
+        an_agent(database_url, key_file) as (_, two),
+    ):
+        topic = await create(one, "shared", configs=ENCRYPTED, num_partitions=2)
+        codes = await asyncio.gather(
+            at_any_agent(produced, one, "shared", {0: a_batch(SECRET + b"1")}),
+            at_any_agent(produced, two, "shared", {1: a_batch(SECRET + b"2")}),
+        )
+        assert [*codes[0], *codes[1]] == [ErrorCode.none] * 2
+
+        for wire in (one, two):
+            parts = await at_any_agent(until_read, wire, topic, 0, 0)
+            assert [part.error_code for part in parts] == [ErrorCode.none] * 2
+            found = b"".join(bytes(part.records) for part in parts)
+            assert SECRET + b"1" in found
+            assert SECRET + b"2" in found
+    with psycopg.connect(database_url) as connection:
+        assert connection.execute("SELECT count(*) FROM topic_keys").fetchone() == (1,)
+    assert len(list((key_file.parent / "store" / "tidelog" / "topic-keys").rglob("*-*/*"))) == 1
+
+
+async def test_a_topic_made_again_has_another_key(database_url: str, key_file: Path) -> None:
+    async with an_agent(database_url, key_file) as (_, wire):
+        await create(wire, "again", configs=ENCRYPTED, num_partitions=1)
+        assert await produced(wire, "again", {0: a_batch(SECRET)}) == [ErrorCode.none]
+        await delete(wire, 4, name="again")
+        topic = await create(wire, "again", configs=ENCRYPTED, num_partitions=1)
+        assert await produced(wire, "again", {0: a_batch(b"second life")}) == [ErrorCode.none]
+        [found] = await until_read(wire, topic, 0)
+        assert b"second life" in bytes(found.records)
+        assert SECRET not in bytes(found.records)
+    with psycopg.connect(database_url) as connection:
+        keys = connection.execute("SELECT count(DISTINCT key_id) FROM topic_keys").fetchone()
+        destroyed = connection.execute("SELECT count(*) FROM destroyed_keys").fetchone()
+    assert (keys, destroyed) == ((1,), (1,))

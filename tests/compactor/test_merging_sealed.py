@@ -6,6 +6,7 @@ from dataclasses import replace
 from sequencer.client import Sequencer
 from storage.batches.record_batch import read_header
 from storage.encryption.sealed_batches import TopicKey
+from storage.identifiers import KeyId
 from storage.segments.segment import verify_segment
 from storage.stores.object_store import ObjectStore
 from tests.compactor.builders import listed, pending, written
@@ -18,7 +19,7 @@ async def test_a_merged_object_has_sealed_batches_that_still_open(
     sequencer: Sequencer, store: ObjectStore
 ) -> None:
     topic = await sequencer.topics.create("sealed", 1, {"retention.ms": "-1"})
-    key = TopicKey(topic.topic_id, 1, os.urandom(32))
+    key = TopicKey(topic.topic_id, KeyId(1), os.urandom(32))
     plain = [pending(topic, 2, timestamp_ms=10_000 + number) for number in range(SEGMENTS)]
     for one in plain:
         data = key.seal(one.batch.data, 0)

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, TypeVar
 
 import typer
@@ -13,9 +14,12 @@ from rich.table import Table
 from agent.topic_keys import new_version
 from sequencer.client import Sequencer, SequencerSettings
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
-from sequencer.topics.topic_keys import ListedKey, TopicKeyRows, WrappedKey
+from sequencer.topics.topic_keys import ListedKey, TopicKeyRows
+from storage.encryption.key_objects import KeyObjects, WrappedKey
 from storage.encryption.key_wrapping import KeyUnavailable, KeyWrapping, key_wrapping
 from storage.encryption.settings import EncryptionSettings
+from storage.stores.object_store import StoreSettings, StoreUnavailable
+from storage.stores.open_store import open_store
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.output import counted, print_json
@@ -29,8 +33,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="The keys of encrypted topics: list them, rotate them, encrypt them with another key.",
 )
-_USED = ("database_url", "data_dir", "encryption_provider", "encryption_key", "encryption_kms_endpoint",
-         "encryption_kms_region", "encryption_timeout_s")  # fmt: skip
+_USED = ("database_url", "data_dir", "store_url", "cluster", "encryption_provider", "encryption_key",
+         "encryption_kms_endpoint", "encryption_kms_region", "encryption_timeout_s")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +53,7 @@ def list_keys(
 ) -> None:
     """Every key of a topic, and the key that encrypts it."""
 
-    async def found(sequencer: Sequencer) -> list[ListedKey]:
+    async def found(sequencer: Sequencer, _: KeyObjects) -> list[ListedKey]:
         return [one async for one in sequencer.topic_keys.all()]
 
     keys = _run(environment, found)
@@ -59,6 +63,7 @@ def list_keys(
                 {
                     "topic": one.topic,
                     "version": one.key.version,
+                    "key_id": f"{one.key.key_id:016x}",
                     "wrapped_by": one.key.wrapped_by,
                     "created_at": one.created_at.isoformat(),
                 }
@@ -66,12 +71,17 @@ def list_keys(
             ]
         )
         return
-    table = Table(
-        "topic", "version", "encrypted by", "made", title=counted(len(keys), "key"), header_style="bold cyan"
-    )
+    columns = ("topic", "version", "id", "encrypted by", "made")
+    table = Table(*columns, title=counted(len(keys), "key"), header_style="bold cyan")
     for one in sorted(keys, key=lambda listed: (listed.topic, listed.key.version)):
         made = f"{one.created_at:%Y-%m-%d %H:%M}"
-        table.add_row(escape(one.topic), str(one.key.version), escape(one.key.wrapped_by), made)
+        table.add_row(
+            escape(one.topic),
+            str(one.key.version),
+            f"{one.key.key_id:016x}",
+            escape(one.key.wrapped_by),
+            made,
+        )
     Console().print(table)
 
 
@@ -83,13 +93,13 @@ def rotate(
     """Give a topic a new key for new batches. Older batches keep the key that they have."""
     wrapping = _wrapping(environment)
 
-    async def rotated(sequencer: Sequencer) -> WrappedKey:
+    async def rotated(sequencer: Sequencer, objects: KeyObjects) -> WrappedKey:
         found = (await sequencer.topics.by_name([topic])).get(topic)
         if found is None:
             raise UserError(f"There is no topic {topic}.")
         newest = await sequencer.topic_keys.newest(found.topic_id)
         version = 1 if newest is None else newest.version + 1
-        return await new_version(sequencer.topic_keys, wrapping, found.topic_id, version)
+        return await new_version(sequencer.topic_keys, objects, wrapping, found.topic_id, version)
 
     key = _run(environment, rotated)
     Console().print(f"[bold]{escape(topic)}[/] has key [green]{key.version}[/]. Agents use it within")
@@ -101,28 +111,44 @@ def rotate(
 def rewrap(environment: Environment) -> None:
     """Encrypt the keys of all topics with the key encryption key of now. Can be repeated after a failure."""
     wrapping = _wrapping(environment)
-    found = _run(environment, lambda sequencer: rewrap_all(sequencer.topic_keys, wrapping))
+    found = _run(environment, partial(_rewrapped, wrapping))
     Console().print(f"Encrypted {counted(found.changed, 'key')} anew; {found.already} needed nothing.")
 
 
-async def rewrap_all(rows: TopicKeyRows, wrapping: KeyWrapping) -> Rewrapped:
-    """Encrypts each key with the key encryption key of now. Raises KeyUnavailable at the first that cannot be
-    decrypted; the others before it are done."""
+async def _rewrapped(wrapping: KeyWrapping, sequencer: Sequencer, objects: KeyObjects) -> Rewrapped:
+    return await rewrap_all(sequencer.topic_keys, objects, wrapping)
+
+
+async def rewrap_all(rows: TopicKeyRows, objects: KeyObjects, wrapping: KeyWrapping) -> Rewrapped:
+    """Encrypts each key with the key encryption key of now, in the bucket and in Postgres, and writes each
+    copy in the bucket. Raises KeyUnavailable at the first that cannot be decrypted; the others before it are
+    done. Raises StoreUnavailable."""
     changed = already = 0
     name = await wrapping.name()
     async for one in rows.all():
-        key = one.key
-        if key.wrapped_by == name:
-            already += 1
-            continue
-        secret = await wrapping.unwrap(key.wrapped_by, key.wrapped, key.topic_id, key.version)
-        wrapped_by, wrapped = await wrapping.wrap(secret, key.topic_id, key.version)
-        after = WrappedKey(topic_id=key.topic_id, version=key.version, wrapped_by=wrapped_by, wrapped=wrapped)
-        if await rows.rewrap(key, after):
+        key = after = one.key
+        if key.wrapped_by != name:
+            secret = await wrapping.unwrap(key.wrapped_by, key.wrapped, key.topic_id, key.key_id)
+            wrapped_by, wrapped = await wrapping.wrap(secret, key.topic_id, key.key_id)
+            after = replace(key, wrapped_by=wrapped_by, wrapped=wrapped)
+        await objects.put(
+            after
+        )  # before the row: whoever finds the row encrypted by `name` finds the copy so
+        if after is not key and await rows.rewrap(key, after):
             changed += 1
         else:
             already += 1
+        await _agree(rows, objects, after)
     return Rewrapped(changed=changed, already=already)
+
+
+async def _agree(rows: TopicKeyRows, objects: KeyObjects, put: WrappedKey) -> None:
+    """Makes the bucket's copy like the row, if another changed or destroyed the key since it was read."""
+    while (now := await rows.of_id(put.topic_id, put.key_id)) is not None and now.wrapped != put.wrapped:
+        await objects.put(now)
+        put = now
+    if now is None:
+        await objects.delete([(put.topic_id, put.key_id)])
 
 
 def _wrapping(environment: Environment) -> KeyWrapping:
@@ -132,21 +158,26 @@ def _wrapping(environment: Environment) -> KeyWrapping:
     return found
 
 
-def _run(environment: Environment, work: Callable[[Sequencer], Awaitable[Result]]) -> Result:
+def _run(environment: Environment, work: Callable[[Sequencer, KeyObjects], Awaitable[Result]]) -> Result:
     found = find_cluster(environment)
-    database_url = require(found.read(ClientSettings), "database_url")
-    settings = found.read(SequencerSettings)
+    client = found.read(ClientSettings)
+    database_url, store_url = require(client, "database_url"), require(client, "store_url")
+    settings, store_settings = found.read(SequencerSettings), found.read(StoreSettings)
 
     async def run() -> Result:
-        sequencer = await Sequencer.open(database_url, settings)
+        store = await open_store(store_url, store_settings)
         try:
-            return await work(sequencer)
+            sequencer = await Sequencer.open(database_url, settings)
+            try:
+                return await work(sequencer, KeyObjects(store, client.cluster))
+            finally:
+                await sequencer.close()
         finally:
-            await sequencer.close()
+            await store.close()
 
     try:
         return asyncio.run(run())
-    except KeyUnavailable as error:
+    except (KeyUnavailable, StoreUnavailable) as error:
         raise UserError(f"{error}.") from None
     except SequencerUnavailable as away:
         raise UserError(" ".join(str(away).split())) from None

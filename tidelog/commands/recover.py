@@ -195,6 +195,10 @@ def _show_sides(report: Report, console: Console) -> None:
     )
     shown.add_row("young segments", f"{report.young_segments:,}")
     shown.add_row("objects that no row names", f"{report.leftovers:,} (garbage from now on)")
+    if report.keys_found:
+        shown.add_row("keys of topics found in the bucket", f"{report.keys_found:,}")
+    for fault in report.key_faults:
+        shown.add_row("[red]a topic's key is damaged[/]", fault.replace("[", "\\["))
     for fault in report.journal_faults:
         shown.add_row("[red]the journal is damaged[/]", fault.replace("[", "\\["))
     for step, seconds in report.seconds.items():

@@ -10,7 +10,7 @@ from aiobotocore.session import get_session
 
 from storage.encryption.key_wrapping import AwsKms, KeyUnavailable, key_wrapping
 from storage.encryption.settings import EncryptionSettings
-from storage.identifiers import TopicId
+from storage.identifiers import KeyId, TopicId
 from tests.support.waiting import wait_until
 from tidelog.devstack.ports import is_free, picked_ports
 
@@ -43,14 +43,14 @@ async def kms(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> EncryptionSetti
     )
 
 
-async def test_kms_encrypts_a_key_for_one_topic_and_version(kms: EncryptionSettings) -> None:
+async def test_kms_encrypts_a_key_for_one_topic_and_id(kms: EncryptionSettings) -> None:
     keys, topic, secret = key_wrapping(kms), TopicId(uuid4()), os.urandom(32)
     assert isinstance(keys, AwsKms)
-    name, wrapped = await keys.wrap(secret, topic, 1)
+    name, wrapped = await keys.wrap(secret, topic, KeyId(1))
 
     assert secret not in wrapped
-    assert await keys.unwrap(name, wrapped, topic, 1) == secret
-    for place in ((topic, 2), (TopicId(uuid4()), 1)):
+    assert await keys.unwrap(name, wrapped, topic, KeyId(1)) == secret
+    for place in ((topic, KeyId(2)), (TopicId(uuid4()), KeyId(1))):
         with pytest.raises(KeyUnavailable):
             await keys.unwrap(name, wrapped, *place)
 
@@ -60,4 +60,4 @@ async def test_a_kms_that_is_away_is_named_within_the_bound(kms: EncryptionSetti
         update={"encryption_kms_endpoint": "http://127.0.0.1:9", "encryption_timeout_s": 2.0}
     )
     with pytest.raises(KeyUnavailable, match="KMS does not encrypt"):
-        await AwsKms(away).wrap(bytes(32), TopicId(uuid4()), 1)
+        await AwsKms(away).wrap(bytes(32), TopicId(uuid4()), KeyId(1))

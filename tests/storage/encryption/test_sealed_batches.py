@@ -24,14 +24,14 @@ from storage.batches.record_batch import (
     patched_prefix,
     read_header,
 )
-from storage.encryption.sealed_batches import SEAL_BYTES, SealBroken, TopicKey, key_versions, opened
-from storage.identifiers import ProducerId, TopicId
+from storage.encryption.sealed_batches import SEAL_BYTES, SealBroken, TopicKey, key_ids, opened
+from storage.identifiers import KeyId, ProducerId, TopicId
 from tests.storage.builders import ARecord, record_bytes
 from tests.storage.builders import a_batch as built
 
 TOPIC, OTHER = TopicId(UUID(int=1)), TopicId(UUID(int=2))
 SECRET = bytes(range(32))
-KEY = TopicKey(TOPIC, 1, SECRET)
+KEY = TopicKey(TOPIC, KeyId(1), SECRET)
 PARTITION = 3
 
 
@@ -47,7 +47,7 @@ def test_a_sealed_batch_opens_to_the_very_same_bytes(value: bytes, compression: 
     sealed = KEY.seal(batch, PARTITION)
 
     assert len(sealed) == len(batch) + SEAL_BYTES
-    assert TopicKey(TOPIC, 1, SECRET).open(sealed, PARTITION) == batch
+    assert TopicKey(TOPIC, KeyId(1), SECRET).open(sealed, PARTITION) == batch
 
 
 def test_a_sealed_batch_is_a_sound_batch_whose_records_nobody_can_read_or_send() -> None:
@@ -82,9 +82,9 @@ def test_offsets_are_patched_without_the_key() -> None:
 @pytest.mark.parametrize(
     ("key", "partition"),
     [
-        (TopicKey(TOPIC, 1, os.urandom(32)), PARTITION),
-        (TopicKey(TOPIC, 2, SECRET), PARTITION),
-        (TopicKey(OTHER, 1, SECRET), PARTITION),
+        (TopicKey(TOPIC, KeyId(1), os.urandom(32)), PARTITION),
+        (TopicKey(TOPIC, KeyId(2), SECRET), PARTITION),
+        (TopicKey(OTHER, KeyId(1), SECRET), PARTITION),
         (KEY, PARTITION + 1),
     ],
 )
@@ -101,13 +101,15 @@ def test_one_batch_sealed_twice_shares_nothing() -> None:
 
 def test_sealed_batches_of_several_keys_lie_between_others() -> None:
     marker = marker_batch(ProducerId(1), 0, is_commit=True, timestamp_ms=1)
-    keys = {1: KEY, 2: TopicKey(TOPIC, 2, os.urandom(32))}
-    sealed = KEY.seal(a_batch(), PARTITION) + marker + keys[2].seal(a_batch(b"more"), PARTITION) + a_batch()
+    keys = {KeyId(1): KEY, KeyId(2): TopicKey(TOPIC, KeyId(2), os.urandom(32))}
+    sealed = (
+        KEY.seal(a_batch(), PARTITION) + marker + keys[KeyId(2)].seal(a_batch(b"more"), PARTITION) + a_batch()
+    )
 
-    assert key_versions(sealed) == {1, 2}
+    assert key_ids(sealed) == {1, 2}
     assert opened(sealed, PARTITION, keys) == a_batch() + marker + a_batch(b"more") + a_batch()
     with pytest.raises(SealBroken):
-        key_versions(built(attributes=7, body=b"cut"))
+        key_ids(built(attributes=7, body=b"cut"))
 
 
 def test_a_reader_without_keys_is_told_what_it_reads() -> None:

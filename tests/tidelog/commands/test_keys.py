@@ -2,7 +2,8 @@
 
 import base64
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -11,9 +12,10 @@ import pytest
 
 from agent.topic_keys import new_version
 from sequencer.client import Sequencer, SequencerSettings
-from sequencer.topics.topic_keys import WrappedKey
+from storage.encryption.key_objects import KeyObjects
 from storage.encryption.key_wrapping import FileKeys, KeyUnavailable
-from storage.identifiers import TopicId
+from storage.identifiers import KeyId, TopicId
+from storage.stores.object_store import ObjectStore
 from tidelog.commands.keys import Rewrapped, rewrap_all
 
 TOPICS = 3
@@ -37,6 +39,16 @@ async def sequencer(database_url: str) -> AsyncIterator[Sequencer]:
     await opened.close()
 
 
+@pytest.fixture
+def objects(store: ObjectStore) -> KeyObjects:
+    return KeyObjects(store, "tidelog")
+
+
+async def copies_are_like_rows(sequencer: Sequencer, objects: KeyObjects) -> bool:
+    rows = {one.key.key_id: one.key async for one in sequencer.topic_keys.all()}
+    return {key_id: await objects.get(topic_id, key_id) async for topic_id, key_id in objects.list()} == rows
+
+
 def add_key(key_file: Path) -> None:
     key_file.write_text(a_line("new") + key_file.read_text())
 
@@ -48,7 +60,7 @@ def keep_newest(key_file: Path) -> None:
 async def secrets_of(sequencer: Sequencer, keys: FileKeys) -> dict[Any, bytes]:
     return {
         (one.topic, one.key.version): await keys.unwrap(
-            one.key.wrapped_by, one.key.wrapped, one.key.topic_id, one.key.version
+            one.key.wrapped_by, one.key.wrapped, one.key.topic_id, one.key.key_id
         )
         async for one in sequencer.topic_keys.all()
     }
@@ -59,48 +71,88 @@ class CutShort(FileKeys):
 
     left = 1
 
-    async def wrap(self, secret: bytes, topic_id: TopicId, version: int) -> tuple[str, bytes]:
+    async def wrap(self, secret: bytes, topic_id: TopicId, key_id: KeyId) -> tuple[str, bytes]:
         if not self.left:
             raise KeyboardInterrupt
         self.left -= 1
-        return await super().wrap(secret, topic_id, version)
+        return await super().wrap(secret, topic_id, key_id)
 
 
 async def test_a_rewrap_that_is_cut_short_loses_nothing_and_goes_on(
-    sequencer: Sequencer, key_file: Path
+    sequencer: Sequencer, objects: KeyObjects, key_file: Path
 ) -> None:
     keys = FileKeys(key_file)
     for number in range(TOPICS):
         topic = await sequencer.topics.create(f"topic-{number}", 1, {})
-        await new_version(sequencer.topic_keys, keys, topic.topic_id, 1)
+        await new_version(sequencer.topic_keys, objects, keys, topic.topic_id, 1)
     before = await secrets_of(sequencer, keys)
     add_key(key_file)
 
     with pytest.raises(KeyboardInterrupt):
-        await rewrap_all(sequencer.topic_keys, CutShort(key_file))
+        await rewrap_all(sequencer.topic_keys, objects, CutShort(key_file))
     assert await secrets_of(sequencer, keys) == before
-    assert await rewrap_all(sequencer.topic_keys, keys) == Rewrapped(changed=2, already=1)
+    assert await rewrap_all(sequencer.topic_keys, objects, keys) == Rewrapped(changed=2, already=1)
 
     keep_newest(key_file)
     assert await secrets_of(sequencer, keys) == before
+    assert await copies_are_like_rows(sequencer, objects)
 
 
 async def test_a_wrapped_key_in_another_row_is_refused(key_file: Path) -> None:
     keys, topic, other = FileKeys(key_file), TopicId(uuid4()), TopicId(uuid4())
-    name, wrapped = await keys.wrap(bytes(32), topic, 1)
+    name, wrapped = await keys.wrap(bytes(32), topic, KeyId(1))
 
-    assert await keys.unwrap(name, wrapped, topic, 1) == bytes(32)
-    for place in ((other, 1), (topic, 2)):
+    assert await keys.unwrap(name, wrapped, topic, KeyId(1)) == bytes(32)
+    for place in ((other, KeyId(1)), (topic, KeyId(2))):
         with pytest.raises(KeyUnavailable):
             await keys.unwrap(name, wrapped, *place)
 
 
 async def test_a_rewrap_of_a_key_that_changed_meanwhile_changes_nothing(
-    sequencer: Sequencer, key_file: Path
+    sequencer: Sequencer, objects: KeyObjects, key_file: Path
 ) -> None:
     topic = await sequencer.topics.create("raced", 1, {})
-    key = await new_version(sequencer.topic_keys, FileKeys(key_file), topic.topic_id, 1)
-    other = WrappedKey(topic_id=topic.topic_id, version=1, wrapped_by="other", wrapped=b"other")
+    key = await new_version(sequencer.topic_keys, objects, FileKeys(key_file), topic.topic_id, 1)
+    other = replace(key, wrapped_by="other", wrapped=b"other")
 
     assert await sequencer.topic_keys.rewrap(key, other)
     assert not await sequencer.topic_keys.rewrap(key, key)
+
+
+class Overtaken(FileKeys):
+    """Meanwhile another changes or deletes the key that is being rewrapped."""
+
+    meanwhile: Callable[[], Awaitable[object]]
+
+    async def wrap(self, secret: bytes, topic_id: TopicId, key_id: KeyId) -> tuple[str, bytes]:
+        found = await super().wrap(secret, topic_id, key_id)
+        await self.meanwhile()
+        return found
+
+
+async def test_a_rewrap_of_a_topic_that_is_deleted_meanwhile_leaves_no_copy(
+    sequencer: Sequencer, objects: KeyObjects, key_file: Path
+) -> None:
+    topic = await sequencer.topics.create("deleted", 1, {})
+    await new_version(sequencer.topic_keys, objects, FileKeys(key_file), topic.topic_id, 1)
+    add_key(key_file)
+    keys = Overtaken(key_file)
+    keys.meanwhile = lambda: sequencer.topics.delete("deleted")
+
+    assert await rewrap_all(sequencer.topic_keys, objects, keys) == Rewrapped(changed=0, already=1)
+
+    assert [key async for key in objects.list()] == []
+
+
+async def test_of_two_rewraps_at_once_the_copies_are_those_of_the_rows(
+    sequencer: Sequencer, objects: KeyObjects, key_file: Path
+) -> None:
+    topic = await sequencer.topics.create("twice", 1, {})
+    await new_version(sequencer.topic_keys, objects, FileKeys(key_file), topic.topic_id, 1)
+    add_key(key_file)
+    keys = Overtaken(key_file)
+    keys.meanwhile = lambda: rewrap_all(sequencer.topic_keys, objects, FileKeys(key_file))
+
+    assert await rewrap_all(sequencer.topic_keys, objects, keys) == Rewrapped(changed=0, already=1)
+
+    assert await copies_are_like_rows(sequencer, objects)

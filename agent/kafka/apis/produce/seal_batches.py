@@ -6,6 +6,7 @@ sealed in a thread.
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +21,7 @@ from storage.encryption.key_wrapping import KeyUnavailable
 from storage.encryption.sealed_batches import SEAL_BYTES, TopicKey
 from storage.identifiers import TopicId
 from storage.segments.segment_batches import CRC, LENGTH, PARTITION, TOPIC, PendingBatches
+from storage.stores.side_by_side import few_at_a_time
 
 
 class UsesSeals(UsesChecking, UsesTopicKeys, Protocol):
@@ -33,12 +35,13 @@ async def sealed(
     batches = accepted.batches
     keys: dict[int, TopicKey] = {}
     refused: dict[int, ProduceResult] = {}
-    for number, topic_id in enumerate(batches.topic_ids):
-        if topic_id in topic_ids:
-            try:
-                keys[number] = await context.parts.topic_keys.to_seal(topic_id)
-            except KeyUnavailable as error:
-                refused[number] = ProduceResult(code=ErrorCode.not_enough_replicas, message=str(error))
+    numbers = [number for number, topic_id in enumerate(batches.topic_ids) if topic_id in topic_ids]
+    found = await few_at_a_time(partial(_key_of, context), [batches.topic_ids[number] for number in numbers])
+    for number, key in zip(numbers, found, strict=True):
+        if isinstance(key, TopicKey):
+            keys[number] = key
+        else:
+            refused[number] = key
     if refused:
         accepted = _without(accepted, refused)
         batches = accepted.batches
@@ -46,10 +49,17 @@ async def sealed(
         return NO_ROOM
     if sum(map(len, batches.data)) < context.settings.validation_thread_bytes:
         return replace(accepted, batches=_seal(batches, keys))
-    found = await context.parts.checking.run_for(
+    in_thread = await context.parts.checking.run_for(
         context.connection.connection_id, lambda: _seal(batches, keys)
     )
-    return replace(accepted, batches=found)
+    return replace(accepted, batches=in_thread)
+
+
+async def _key_of(context: RequestContext[UsesSeals], topic_id: TopicId) -> TopicKey | ProduceResult:
+    try:
+        return await context.parts.topic_keys.to_seal(topic_id)
+    except KeyUnavailable as error:
+        return ProduceResult(code=ErrorCode.not_enough_replicas, message=str(error))
 
 
 def _seal(batches: PendingBatches, keys: Mapping[int, TopicKey]) -> PendingBatches:

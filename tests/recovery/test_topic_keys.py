@@ -1,0 +1,246 @@
+"""Encrypted topics after the database was lost: their keys come from the bucket."""
+
+import base64
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from agent.topic_keys import new_version
+from compactor.garbage_jobs import DestroyedKeysJob
+from sequencer.client import Sequencer
+from sequencer.topics.topics import Topic
+from storage.encryption.key_objects import KeyObjects, WrappedKey
+from storage.encryption.key_wrapping import FileKeys, KeyWrapping
+from storage.encryption.settings import EncryptionSettings
+from storage.identifiers import KeyId, TopicId
+from tests.agent.kafka.apis.administrative_requests import create
+from tests.agent.read_path.wire import a_fetch
+from tests.agent.running import Wire, a_batch, running
+from tests.agent.test_encryption import ENCRYPTED, produced
+from tests.compactor.builders import CLUSTER, settings
+from tests.recovery.conftest import Place
+from tests.recovery.test_from_the_bucket import begin, destroy, journal
+
+pytestmark = pytest.mark.superuser
+
+
+@pytest.fixture
+def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keys") / "keys"
+    path.write_text(f"only {base64.b64encode(os.urandom(32)).decode()}\n")
+    return path
+
+
+@pytest.fixture
+def wrapping(key_file: Path) -> KeyWrapping:
+    return FileKeys(key_file)
+
+
+@pytest.fixture
+def objects(place: Place) -> KeyObjects:
+    return KeyObjects(place.store, CLUSTER)
+
+
+@asynccontextmanager
+async def an_agent(place: Place, key_file: Path) -> AsyncIterator[Wire]:
+    encryption = EncryptionSettings(
+        encryption_provider="file", encryption_key=str(key_file), encryption_key_life_s=0.001
+    )
+    async with running(place.database_url, place.store_url, encryption=encryption) as agent:
+        wire = await Wire.connect(agent.app.kafka_port)
+        yield wire
+        wire.close()
+
+
+async def records(wire: Wire, topic: Any, count: int) -> bytes:
+    """What a consumer reads of the first partition, from the beginning."""
+    found, offset = b"", 0
+    while offset < count:
+        [one] = (await wire.ask(a_fetch(12, topic, offset))).responses[0].partitions
+        assert one.error_code.value == 0
+        found += bytes(one.records or b"")
+        offset = found.count(b"record-")
+    return found
+
+
+async def back_up(place: Place) -> str:
+    """A copy of the database. The connections that this cuts are replaced."""
+    backup = place.back_up()
+    await place.sequencer.topics.list()
+    return backup
+
+
+async def restore(place: Place, backup: str) -> None:
+    place.restore(backup)
+    await place.sequencer.topics.list()
+
+
+async def rows(sequencer: Sequencer) -> dict[KeyId, WrappedKey]:
+    return {one.key.key_id: one.key async for one in sequencer.topic_keys.all()}
+
+
+async def listed(objects: KeyObjects) -> set[KeyId]:
+    return {key_id async for _, key_id in objects.list()}
+
+
+async def test_all_records_are_read_after_a_recovery_from_the_bucket_alone(
+    place: Place, key_file: Path, wrapping: KeyWrapping, objects: KeyObjects
+) -> None:
+    """The topic's key is rotated before a checkpoint and after the last entry."""
+    keys = place.sequencer.topic_keys
+    async with an_agent(place, key_file) as wire:
+        made = await create(wire, "secrets", configs=ENCRYPTED, num_partitions=1)
+        topic_id = TopicId(made.topic_id)
+        assert (await produced(wire, "secrets", {0: a_batch(b"record-1")}))[0].value == 0
+        await journal(place)
+        await new_version(keys, objects, wrapping, topic_id, 2)
+        assert (await produced(wire, "secrets", {0: a_batch(b"record-2")}))[0].value == 0
+        await journal(place, checkpoint=True)
+        await new_version(keys, objects, wrapping, topic_id, 3)
+        assert (await produced(wire, "secrets", {0: a_batch(b"record-3")}))[0].value == 0
+        before = await rows(place.sequencer)
+
+    destroy(place)
+    report = await place.recover()
+
+    assert (report.is_lossless, report.keys_found, report.key_faults) == (True, 3, [])
+    assert await rows(place.sequencer) == before
+    async with an_agent(place, key_file) as wire:
+        found = await records(wire, made, 3)
+        assert all(b"record-%d" % number in found for number in (1, 2, 3))
+        assert (await produced(wire, "secrets", {0: a_batch(b"record-4")}))[0].value == 0
+        assert b"record-4" in await records(wire, made, 4)
+
+
+async def a_topic_with_a_key(
+    place: Place, wrapping: KeyWrapping, objects: KeyObjects, name: str = "secrets"
+) -> tuple[Topic, WrappedKey]:
+    topic = await place.sequencer.topics.create(name, 1, {})
+    return topic, await new_version(place.sequencer.topic_keys, objects, wrapping, topic.topic_id, 1)
+
+
+async def test_a_key_made_after_the_backup_is_not_taken_for_one_of_the_restored_database(
+    place: Place, wrapping: KeyWrapping, objects: KeyObjects
+) -> None:
+    await begin(place)
+    topic, first = await a_topic_with_a_key(place, wrapping, objects)
+    backup = await back_up(place)
+    add = place.sequencer.topic_keys
+    lost = await new_version(add, objects, wrapping, topic.topic_id, 2)
+    await restore(place, backup)
+    other = await new_version(add, objects, wrapping, topic.topic_id, 2)
+
+    report = await place.recover()
+
+    found = await rows(place.sequencer)
+    assert report.keys_found == 1
+    assert {key.version: key.key_id for key in found.values()} == {
+        1: first.key_id,
+        2: other.key_id,
+        3: lost.key_id,
+    }
+    assert found[lost.key_id].wrapped == lost.wrapped
+    assert await place.recover() is not None
+    assert await rows(place.sequencer) == found
+
+
+async def test_a_rewrap_after_the_backup_is_kept(
+    place: Place, wrapping: KeyWrapping, objects: KeyObjects
+) -> None:
+    await begin(place)
+    topic, key = await a_topic_with_a_key(place, wrapping, objects)
+    backup = await back_up(place)
+    secret = await wrapping.unwrap(key.wrapped_by, key.wrapped, topic.topic_id, key.key_id)
+    _, wrapped = await wrapping.wrap(secret, topic.topic_id, key.key_id)
+    again = WrappedKey(
+        topic_id=key.topic_id, version=1, key_id=key.key_id, wrapped_by="file:again", wrapped=wrapped
+    )
+    await objects.put(again)
+    await restore(place, backup)
+
+    await place.recover()
+
+    assert await rows(place.sequencer) == {key.key_id: again}
+
+
+async def test_the_copy_of_a_deleted_topics_key_goes_at_once_and_once_more(
+    place: Place, wrapping: KeyWrapping, objects: KeyObjects
+) -> None:
+    await begin(place)
+    _, key = await a_topic_with_a_key(place, wrapping, objects)
+    _, live = await a_topic_with_a_key(place, wrapping, objects, "live")
+    job = DestroyedKeysJob(place.sequencer, place.store, CLUSTER, settings())
+
+    await place.sequencer.topics.delete("secrets")
+    await job.step(None)
+    assert await listed(objects) == {live.key_id}
+
+    await objects.put(key)  # a late write
+    await job.step(None)
+    with psycopg.connect(place.database_url) as connection:
+        connection.execute("UPDATE destroyed_keys SET deleted_at = deleted_at - interval '1 day'")
+    await job.step(None)
+    assert await listed(objects) == {live.key_id}
+    with psycopg.connect(place.database_url) as connection:
+        assert connection.execute("SELECT count(*) FROM destroyed_keys").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("is_backup_older", [False, True], ids=["no backup", "older backup"])
+async def test_a_key_that_was_deleted_is_not_brought_back(
+    place: Place, wrapping: KeyWrapping, objects: KeyObjects, is_backup_older: bool
+) -> None:
+    await begin(place)
+    await a_topic_with_a_key(place, wrapping, objects)
+    _, live = await a_topic_with_a_key(place, wrapping, objects, "live")
+    await journal(place)
+    backup = await back_up(place)
+    await place.sequencer.topics.delete("secrets")
+    await journal(place)
+    await restore(place, backup) if is_backup_older else destroy(place)
+
+    report = await place.recover()
+
+    assert report.key_faults == []
+    assert await rows(place.sequencer) == {live.key_id: live}
+    await place.sequencer.ownership.ratchet(place.store, CLUSTER)
+    await DestroyedKeysJob(place.sequencer, place.store, CLUSTER, settings()).step(None)
+    assert await listed(objects) == {live.key_id}
+
+
+async def test_a_damaged_copy_is_listed_and_one_that_is_missing_is_written_again(
+    place: Place, wrapping: KeyWrapping, objects: KeyObjects
+) -> None:
+    await begin(place)
+    topic, key = await a_topic_with_a_key(place, wrapping, objects)
+    second = await new_version(place.sequencer.topic_keys, objects, wrapping, topic.topic_id, 2)
+    third = await new_version(place.sequencer.topic_keys, objects, wrapping, topic.topic_id, 3)
+    with psycopg.connect(place.database_url) as connection:
+        connection.execute("DELETE FROM topic_keys WHERE version = 3")
+    place_of_second = objects.object_key(topic.topic_id, second.key_id)
+    for damaged in (place_of_second, objects.object_key(topic.topic_id, third.key_id)):
+        await place.store.put(damaged, [b'{"format": 1, "version": "x"}'])
+    await objects.delete([(topic.topic_id, key.key_id)])
+
+    report = await place.recover()
+
+    assert len(report.key_faults) == 2
+    assert all("topic-keys" in fault for fault in report.key_faults)
+    assert await objects.get(topic.topic_id, key.key_id) == key
+    assert await objects.get(topic.topic_id, second.key_id) == second
+    assert third.key_id not in await rows(place.sequencer)
+
+
+async def test_a_rehearsal_writes_no_key(place: Place, wrapping: KeyWrapping, objects: KeyObjects) -> None:
+    await begin(place)
+    topic, key = await a_topic_with_a_key(place, wrapping, objects)
+    await journal(place)
+    await objects.delete([(topic.topic_id, key.key_id)])
+
+    await place.rehearse()
+
+    assert await listed(objects) == set()
