@@ -15,6 +15,21 @@ class TenantLimitReached(Exception):
     """A tenant would have more than its limits allow. The message is for its client."""
 
 
+class Planned:
+    """What the earlier topics of a request that is only checked would add to each tenant."""
+
+    def __init__(self) -> None:
+        self._by_tenant: dict[str | None, tuple[int, int]] = {}
+
+    def add(self, tenant: str | None, topics: int, partitions: int) -> None:
+        before = self.of(tenant)
+        self._by_tenant[tenant] = (before[0] + topics, before[1] + partitions)
+
+    def of(self, tenant: str | None) -> tuple[int, int]:
+        """Returns topics and partitions."""
+        return self._by_tenant.get(tenant, (0, 0))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantLimits:
     """None: no limit, except for users and ACLs. A retention limit holds for topics that are created or
@@ -25,7 +40,7 @@ class TenantLimits:
     partitions: int | None = None
     """Of all topics together."""
     retention_ms: int | None = None
-    """The longest `retention.ms` of a topic."""
+    """The longest `retention.ms`. With it or `retention_bytes`, a `cleanup.policy` needs delete."""
     retention_bytes: int | None = None
     """The largest `retention.bytes` of a topic, which counts per partition."""
     users: int | None = None
@@ -53,6 +68,13 @@ class TenantLimits:
         TenantLimitReached if a config asks for more.
         """
         kept = dict(config)
+        is_limited = self.retention_ms is not None or self.retention_bytes is not None
+        policy = config.get("cleanup.policy", KNOWN_CONFIGS["cleanup.policy"].default)
+        if is_limited and "delete" not in (one.strip() for one in policy.split(",")):
+            # The last record of each key, or every record, would stay for ever.
+            raise TenantLimitReached(
+                "cleanup.policy needs delete here, such as compact,delete: retention is limited."
+            )
         for name, limit in (("retention.ms", self.retention_ms), ("retention.bytes", self.retention_bytes)):
             if limit is None:
                 continue
