@@ -22,6 +22,7 @@ from agent.kafka.transport.response_memory import ResponseMemory
 from agent.metrics import Metrics
 from agent.parts import Parts
 from agent.quotas.client_quotas import ClientQuotas
+from agent.quotas.entities import rates_of_tenants
 from agent.read_path.known_coordinates import KnownCoordinates
 from agent.read_path.reads import ReadPath
 from agent.read_path.time_lookup import TimeLookup
@@ -183,6 +184,7 @@ def assemble(
     sequencer.database.on_change(quotas.forget_all)
     tenants = KnownTenants(sequencer.tenants, settings.tenants, outside.cluster_id)
     tenants.on_admins = authorizer.take_admins
+    tenants.on_limits = lambda limits: quotas.take_tenants(rates_of_tenants(limits))
     sequencer.database.on_change(tenants.forget_all)
     bounds = SharedLookups(
         sequencer.coordinates.bounds,

@@ -64,7 +64,8 @@ SELECT (SELECT count(*) FROM topics
         AND (starts_with(name, %(prefix)s::text) OR starts_with(principal, 'User:' || %(prefix)s::text)))
         AS acls,
     (SELECT count(*) FROM client_quotas
-        WHERE quotas <> '{}' AND starts_with(entity ->> 'user', %(prefix)s::text)) AS quotas,
+        WHERE quotas <> '{}'
+            AND starts_with(coalesce(entity ->> 'user', entity ->> 'client-id'), %(prefix)s::text)) AS quotas,
     (SELECT count(*) FROM group_configs
         WHERE config <> '{}' AND group_id >= %(prefix)s::text COLLATE "C"
             AND group_id < %(behind)s::text COLLATE "C") AS group_configs

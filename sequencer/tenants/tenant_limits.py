@@ -1,4 +1,6 @@
-"""What a tenant may have: topics, partitions, what its topics keep, users and ACLs. Pure."""
+"""What a tenant may have and do: topics, partitions, what its topics keep, users, ACLs, entities with quotas,
+and rates of the tenant as a whole. Pure.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -8,6 +10,7 @@ from sequencer.topics.known_configs import KNOWN_CONFIGS
 
 MOST_USERS: Final = 10_000
 MOST_ACLS: Final = 10_000
+MOST_QUOTAS: Final = 100
 """Of a tenant for which no limit is set: its admins need not be trusted."""
 
 
@@ -32,8 +35,8 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantLimits:
-    """None: no limit, except for users and ACLs. A retention limit holds for topics that are created or
-    altered from then on.
+    """None: no limit, except for users, ACLs and quotas. A retention limit holds for topics that are created
+    or altered from then on.
     """
 
     topics: int | None = None
@@ -47,6 +50,16 @@ class TenantLimits:
     """With credentials. None: MOST_USERS. Checked in functions/alter_credentials.sql."""
     acls: int | None = None
     """None: MOST_ACLS. Checked in functions/add_acls.sql."""
+
+    quotas: int | None = None
+    """Entities with client quotas. None: MOST_QUOTAS. Checked in functions/alter_client_quotas.sql."""
+    produce_bytes_rate: int | None = None
+    """Of all its clients together, in the whole cluster, per second. Agents hold them to it."""
+    fetch_bytes_rate: int | None = None
+    request_percentage: int | None = None
+    """100: one agent's event loop."""
+    mutation_rate: int | None = None
+    """Partitions that are created or deleted per second."""
 
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> Self:
