@@ -3,7 +3,7 @@ nothing.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -51,6 +51,7 @@ from sequencer.cluster.agents import AgentAddress
 from sequencer.commits.coordinates import RunCoordinate
 from sequencer.groups.stored_groups import StoredGroup
 from sequencer.history.history import history_prefix
+from sequencer.tenants.tenant_limits import TenantLimits
 from sequencer.topics.topic_config import TopicConfig
 from storage.batches.produced_batches import LoneCheck
 from storage.batches.record_batch import Compression
@@ -184,7 +185,12 @@ def assemble(
     sequencer.database.on_change(quotas.forget_all)
     tenants = KnownTenants(sequencer.tenants, settings.tenants, outside.cluster_id)
     tenants.on_admins = authorizer.take_admins
-    tenants.on_limits = lambda limits: quotas.take_tenants(rates_of_tenants(limits))
+
+    def follow_tenants(limits: Mapping[str, TenantLimits]) -> None:
+        quotas.take_tenants(rates_of_tenants(limits))
+        metrics.tenants.keep(limits)
+
+    tenants.on_limits = follow_tenants
     sequencer.database.on_change(tenants.forget_all)
     bounds = SharedLookups(
         sequencer.coordinates.bounds,
@@ -240,7 +246,7 @@ def assemble(
     return Assembly(
         parts=parts,
         tenants=tenants,
-        usage=UsageMeter(sequencer.tenants, settings.tenants),
+        usage=UsageMeter(sequencer.tenants, settings.tenants, metrics.tenants),
         peer_server=peer_server,
         coordinates=coordinates,
         push=CoordinatePush(membership, settings.ring, partitions_read, coordinates.heard),
