@@ -90,7 +90,9 @@ class App:
     def __init__(self, settings: AppSettings) -> None:
         self._app_settings = settings
         self._settings = settings.agent
-        self.metrics = Metrics(CollectorRegistry(), self._settings.metrics_topics)
+        self.metrics = Metrics(
+            CollectorRegistry(), self._settings.metrics_topics, self._settings.metrics_tenants
+        )
         self.started = asyncio.Event()
         self._takes_requests = False
         """Set once Kafka is served. Before that, the agent may be waiting for its store or database."""

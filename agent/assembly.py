@@ -3,7 +3,7 @@ nothing.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from agent.kafka.transport.response_memory import ResponseMemory
 from agent.metrics import Metrics
 from agent.parts import Parts
 from agent.quotas.client_quotas import ClientQuotas
+from agent.quotas.entities import rates_of_tenants
 from agent.read_path.known_coordinates import KnownCoordinates
 from agent.read_path.reads import ReadPath
 from agent.read_path.time_lookup import TimeLookup
@@ -50,6 +51,7 @@ from sequencer.cluster.agents import AgentAddress
 from sequencer.commits.coordinates import RunCoordinate
 from sequencer.groups.stored_groups import StoredGroup
 from sequencer.history.history import history_prefix
+from sequencer.tenants.tenant_limits import TenantLimits
 from sequencer.topics.topic_config import TopicConfig
 from storage.batches.produced_batches import LoneCheck
 from storage.batches.record_batch import Compression
@@ -190,6 +192,12 @@ def assemble(
     sequencer.database.on_change(quotas.forget_all)
     tenants = KnownTenants(sequencer.tenants, settings.tenants, outside.cluster_id)
     tenants.on_admins = authorizer.take_admins
+
+    def follow_tenants(limits: Mapping[str, TenantLimits]) -> None:
+        quotas.take_tenants(rates_of_tenants(limits))
+        metrics.tenants.keep(limits)
+
+    tenants.on_limits = follow_tenants
     sequencer.database.on_change(tenants.forget_all)
     bounds = SharedLookups(
         sequencer.coordinates.bounds,
@@ -245,7 +253,7 @@ def assemble(
     return Assembly(
         parts=parts,
         tenants=tenants,
-        usage=UsageMeter(sequencer.tenants, settings.tenants),
+        usage=UsageMeter(sequencer.tenants, settings.tenants, metrics.tenants),
         peer_server=peer_server,
         coordinates=coordinates,
         push=CoordinatePush(membership, settings.ring, partitions_read, coordinates.heard),

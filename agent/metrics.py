@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import CounterMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from agent.tenants.tenant_traffic import TenantTraffic
 from agent.topic_traffic import TopicTraffic
 
 
@@ -57,12 +58,16 @@ class BuildInfo(Collector):
 class Metrics:
     """Plain attributes. Their names document what is exported."""
 
-    def __init__(self, registry: CollectorRegistry | None = None, most_topics: int = 0) -> None:
+    def __init__(
+        self, registry: CollectorRegistry | None = None, most_topics: int = 0, most_tenants: int = 0
+    ) -> None:
         self.registry = registry or CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.registry.register(BuildInfo())
         self.topics = TopicTraffic(most_topics, time.monotonic)
         self.registry.register(self.topics)
+        self.tenants = TenantTraffic(most_tenants)
+        self.registry.register(self.tenants)
         self._listener()
         self._tls()
         self._write_path()

@@ -324,6 +324,8 @@ class AgentSettings(Settings):
     """The pause between two looks for producers that are limited by their own windows."""
     producer_advice_logged: int = Field(default=100, ge=0)
     """The most client ids that the log advises, in an agent's life. `tidelog clients` advises all."""
+    metrics_tenants: int = Field(default=100, ge=0)
+    """The most tenants with series of their own in the metrics. Others are counted together."""
     metrics_topics: int = Field(default=100, ge=0)
     """The most topics with their own counts in `/metrics`. The traffic of all others is counted together."""
 

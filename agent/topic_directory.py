@@ -25,6 +25,7 @@ from agent.settings import AgentSettings
 from agent.shared_lookups import SharedLookups
 from sequencer.database.database import SequencerUnavailable
 from sequencer.database.fair_queue import Asker
+from sequencer.tenants.tenant_limits import Planned
 from sequencer.topics.topics import Topic, Topics
 from storage.identifiers import TopicId
 
@@ -60,6 +61,9 @@ class TopicDirectory:
         bounds = {"most_keys": settings.shared_lookup_keys, "most_waiting": settings.shared_lookups_waiting}
         self._by_name: SharedLookups[str, Topic] = SharedLookups(self._ask_by_name, **bounds)
         self._by_id: SharedLookups[TopicId, Topic] = SharedLookups(self._ask_by_id, **bounds)
+        self._of_tenants: SharedLookups[str, tuple[Topic, ...]] = SharedLookups(
+            self._ask_for_tenants, **bounds
+        )
         self._all: SharedLookups[None, tuple[Topic, ...]] = SharedLookups(self._ask_for_all, **bounds)
 
     async def run(self) -> None:
@@ -93,7 +97,8 @@ class TopicDirectory:
 
     def used_share(self, asker: Asker) -> float:
         """Returns how much of its fair part of the lookup queues this asker uses. 1.0 is all of it."""
-        return max(lookups.used_share(asker) for lookups in (self._by_name, self._by_id, self._all))
+        every = (self._by_name, self._by_id, self._of_tenants, self._all)
+        return max(lookups.used_share(asker) for lookups in every)
 
     def __len__(self) -> int:
         """Entries in the cache: each topic counts by its name and by its id."""
@@ -124,6 +129,10 @@ class TopicDirectory:
         """Returns all topics, looked up now. Raises SequencerUnavailable."""
         return (await self._all.get([None]))[None]
 
+    async def of_tenant(self, tenant: str) -> tuple[Topic, ...]:
+        """Returns all topics of the tenant, looked up now. Raises SequencerUnavailable."""
+        return (await self._of_tenants.get([tenant]))[tenant]
+
     async def create(self, name: str, partition_count: int, config: Mapping[str, str]) -> Topic:
         """Raises TopicExists, InvalidConfig, SequencerUnavailable."""
         try:
@@ -147,9 +156,16 @@ class TopicDirectory:
         finally:
             self.forget(topic_id)
 
-    async def check_name(self, name: str) -> None:
-        """Raises InvalidTopicName, SequencerUnavailable."""
-        await self._topics.check_name(name)
+    async def check_creation(
+        self, name: str, partition_count: int, config: Mapping[str, str], planned: Planned
+    ) -> Mapping[str, str]:
+        return await self._topics.check_creation(name, partition_count, config, planned)
+
+    async def check_growth(self, topic: Topic, total: int, planned: Planned) -> None:
+        await self._topics.check_growth(topic, total, planned)
+
+    async def check_alteration(self, topic: Topic, set: Mapping[str, str], remove: Collection[str]) -> None:
+        await self._topics.check_alteration(topic, set, remove)
 
     async def add_partitions(self, name: str, total: int) -> None:
         try:
@@ -179,6 +195,13 @@ class TopicDirectory:
         with self._asking() as asking:
             found = await self._topics.by_id(topic_ids)
         self._remember({topic_id: found.get(topic_id) for topic_id in topic_ids}, asking)
+        return found
+
+    async def _ask_for_tenants(self, tenants: list[str]) -> dict[str, tuple[Topic, ...]]:
+        with self._asking() as asking:
+            found = await self._topics.of_tenants(tenants)
+        for topics in found.values():
+            self._remember({topic.name: topic for topic in topics}, asking)
         return found
 
     async def _ask_for_all(self, _: list[None]) -> dict[None, tuple[Topic, ...]]:

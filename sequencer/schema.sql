@@ -181,6 +181,11 @@ CREATE TABLE topics (
 CREATE UNIQUE INDEX topics_by_live_name ON topics (name) WHERE deleted_at IS NULL;
 -- Engines that read tables may not tell upper and lower case apart.
 CREATE INDEX topics_by_any_case ON topics (lower(name)) WHERE deleted_at IS NULL;
+-- Names that collide in Kafka's metrics (topics.sql).
+CREATE INDEX topics_colliding ON topics (translate(name, '.', '_')) WHERE deleted_at IS NULL;
+-- By their bytes, the names of a tenant's topics lie between <tenant>~ and <tenant>DEL.
+CREATE INDEX topics_of_tenants ON topics (name COLLATE "C") INCLUDE (partition_count)
+    WHERE deleted_at IS NULL AND strpos(name, '~') > 0;
 CREATE INDEX topics_deleted ON topics (deleted_at) WHERE deleted_at IS NOT NULL;
 CREATE INDEX topics_compacted ON topics (topic_id)
     WHERE strpos(config ->> 'cleanup.policy', 'compact') > 0 AND deleted_at IS NULL;
@@ -596,7 +601,7 @@ CREATE TABLE committed_offsets (
 -- row whose configs were all taken back stays, empty: the commit journal sees rows that change, not rows
 -- that go.
 CREATE TABLE group_configs (
-    group_id text PRIMARY KEY,
+    group_id text COLLATE "C" PRIMARY KEY,
     config jsonb NOT NULL
 );
 

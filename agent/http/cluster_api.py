@@ -82,13 +82,15 @@ class ClientsApi:
 
 
 def _as_json(state: ConnectionState) -> dict[str, Any]:
-    """`zone` is what the client says, null if it says nothing. The software is empty before version 3 of
-    ApiVersions. `advice` is what a producer that its own window limits should set; null: no advice.
+    """`zone` is what the client says, null if it says nothing. `tenant` is null for a client of none. The
+    software is empty before version 3 of ApiVersions. `advice` is what a producer that its own window limits
+    should set; null: no advice.
     """
     return {
         "connection_id": state.connection_id,
         "address": state.peer,
         "client_id": state.client_id,
+        "tenant": state.tenant_name,
         "zone": zone_of_client(state.client_id),
         "software_name": state.software_name,
         "software_version": state.software_version,

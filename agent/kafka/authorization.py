@@ -46,6 +46,14 @@ def may_on_cluster(operation: Operation, context: RequestContext[Any]) -> bool:
     return may(operation, CLUSTER, CLUSTER_NAME, context)
 
 
+def may_on_quotas(operation: Operation, context: RequestContext[Any]) -> bool:
+    """Returns whether the client may do this with the client quotas that it can name. A refusal is logged."""
+    if context.connection.rights.allows_on_quotas(operation):
+        return True
+    note_refusal(operation, CLUSTER, CLUSTER_NAME, context)
+    return False
+
+
 def note_refusal(
     operation: Operation, resource_type: ResourceType, name: str, context: RequestContext[Any]
 ) -> None:

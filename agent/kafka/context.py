@@ -145,6 +145,11 @@ class RequestContext(Generic[Parts_co]):
     tenant: Tenant | None = None
     """The client's tenant. Requests have its names, as the cluster knows them, when they reach a handler."""
 
+    @property
+    def prefix(self) -> str:
+        """What the names of all begin with that the client's tenant has. Empty: it is of no tenant."""
+        return "" if self.tenant is None else self.tenant.prefix
+
     def known_as(self, name: str) -> str:
         """Returns the cluster's name for what the client names: inside a group, topics have the names of its
         clients.

@@ -41,7 +41,10 @@ def _charge(
     if pause_s and until_s > connection.muted_until_s:
         named = kind if of_kind_s == pause_s else QuotaKind.REQUEST
         now_s = until_s - pause_s
-        parts.metrics.quota_throttle_seconds.labels(named).inc(until_s - max(now_s, connection.muted_until_s))
+        further_s = until_s - max(now_s, connection.muted_until_s)
+        parts.metrics.quota_throttle_seconds.labels(named).inc(further_s)
+        if connection.tenant_name is not None:
+            parts.metrics.tenants.note_throttle(connection.tenant_name, further_s)
         connection.muted_until_s = until_s
         connection.muted_for = (named, user, client_id)
     return pause_s

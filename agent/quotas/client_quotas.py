@@ -7,8 +7,9 @@ Promises:
 - A request is let through if its client owes nothing, and may overdraw. The client then waits until that is
   paid, so over time the quota holds for requests of every size.
 - Without quotas, a request costs one look at `is_on`.
-- At most `quota_clients` quotas in use are tracked, and all agents together write at most
-  `quota_reports_per_s` rows per second. An agent that is alone writes none.
+- The limits of a tenant as a whole hold in addition to the quotas of its users and client ids.
+- At most `quota_clients` quotas in use are tracked. Past that, the tenant with most of them loses one.
+- All agents together write at most `quota_reports_per_s` rows per second. An agent that is alone writes none.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ import contextlib
 import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -25,6 +26,7 @@ from agent.quotas.settings import QuotaSettings
 from agent.quotas.shares import Share, wanted_part
 from sequencer.database.database import SequencerUnavailable
 from sequencer.security.quotas import BEFORE_ALL_QUOTAS, Entity, QuotaPage, QuotaPlace, Quotas, QuotaUse
+from sequencer.tenants.tenant_names import tenant_of
 
 log = logging.getLogger("tidelog")
 
@@ -34,7 +36,9 @@ _LONGEST_PAUSE_S: Final = 600.0
 _KEPT_REPORTS: Final = 3
 """A row of use is valid for this many intervals of reports."""
 _Shared = tuple[QuotaKind, str, str]
-"""A kind, and who shares the quota: a user and a client id, or an address."""
+"""A kind, and who shares the quota: a user and a client id, an address, or a whole tenant."""
+_WHOLE_TENANT: Final = "\0tenant"
+"""In place of a user: no user has such a name."""
 
 
 class _Agents(Protocol):
@@ -58,6 +62,18 @@ class _Use:
     has_waited: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Quota:
+    """A quota that applies to a client."""
+
+    limit: float
+    shared: _Shared
+    tenant: str | None
+    """Of the client."""
+    is_of_whole: bool = False
+    """True: all clients of the tenant share it."""
+
+
 class ClientQuotas:
     """One per agent."""
 
@@ -74,9 +90,16 @@ class ClientQuotas:
         """True if there is any quota of users or client ids."""
         self._place: QuotaPlace | None = BEFORE_ALL_QUOTAS
         self._newest = 0
-        self._uses: OrderedDict[_Shared, _Use] = OrderedDict()
-        self._found: dict[_Shared, tuple[float, _Shared] | None] = {}
-        """Which quota applies to a user and client id."""
+        self._of_tenants: Mapping[str, Quotas] = {}
+        """What each tenant as a whole may do."""
+        self._wholes: dict[_Shared, _Use] = {}
+        """The use of these. As many as tenants with such limits."""
+        self._uses: dict[str | None, OrderedDict[_Shared, _Use]] = {}
+        """All other use, by tenant. The first of each was silent longest."""
+        self._tracked = 0
+        """How much is in `_uses`."""
+        self._found: dict[_Shared, tuple[_Quota, ...]] = {}
+        """Which quotas apply to a user and client id."""
         self._reading = asyncio.Lock()
 
     # --- what a client may do
@@ -89,22 +112,20 @@ class ClientQuotas:
         """Counts what a client did, and returns how many seconds it has to wait. A connection's user is its
         address. A negative amount gives back.
         """
-        use = self._use(kind, user, client_id)
-        if use is None:
-            return 0.0
-        use.tokens -= amount
-        use.used += amount
-        return self._pause_s(kind, use)
+        pause_s = 0.0
+        for use in self._used(kind, user, client_id):
+            use.tokens -= amount
+            use.used += amount
+            pause_s = max(pause_s, self._pause_s(kind, use))
+        return pause_s
 
     def pause_s(self, kind: QuotaKind, user: str, client_id: str) -> float:
         """Returns how many seconds the client has to wait for what it did before."""
-        use = self._use(kind, user, client_id)
-        return 0.0 if use is None else self._pause_s(kind, use)
+        return max((self._pause_s(kind, use) for use in self._used(kind, user, client_id)), default=0.0)
 
     def rate(self, kind: QuotaKind, user: str, client_id: str) -> float | None:
         """Returns what the client may do here per second. None: there is no bound."""
-        use = self._use(kind, user, client_id)
-        return None if use is None else _per_s(kind, use)
+        return min((_per_s(kind, use) for use in self._used(kind, user, client_id)), default=None)
 
     def _pause_s(self, kind: QuotaKind, use: _Use) -> float:
         if use.tokens >= 0:
@@ -112,41 +133,59 @@ class ClientQuotas:
         use.has_waited = True
         return min(_LONGEST_PAUSE_S, -use.tokens / _per_s(kind, use))
 
-    def _use(self, kind: QuotaKind, user: str, client_id: str) -> _Use | None:
+    def _used(self, kind: QuotaKind, user: str, client_id: str) -> list[_Use]:
+        """Returns what counts for a client: of its own quota, and of its whole tenant's."""
         if kind not in self._kinds:
-            return None
+            return []
         asked = (kind, user, client_id)
-        if asked in self._found:
-            found = self._found[asked]
-        else:
+        quotas = self._found.get(asked)
+        if quotas is None:
             if len(self._found) >= self.settings.quota_clients:
                 self._found.clear()
-            found = self._found[asked] = self._applying(kind, user, client_id)
-        if found is None:
-            return None
-        limit, shared = found
-        now_s = self._clock()
-        use = self._uses.get(shared)
+            quotas = self._found[asked] = tuple(self._applying(kind, user, client_id))
+        return [self._use(quota) for quota in quotas]
+
+    def _use(self, quota: _Quota) -> _Use:
+        now_s, kind, shared = self._clock(), quota.shared[0], quota.shared
+        uses = self._wholes if quota.is_of_whole else self._uses.setdefault(quota.tenant, OrderedDict())
+        use = uses.get(shared)
         if use is None:
             share = Share.of_newcomer(self._agents.count())
-            use = self._uses[shared] = _Use(
-                limit=limit, share=share, tokens=0.0, at_s=now_s - 1.0, reported_s=now_s
+            use = uses[shared] = _Use(
+                limit=quota.limit, share=share, tokens=0.0, at_s=now_s - 1.0, reported_s=now_s
             )
-            while len(self._uses) > self.settings.quota_clients:
-                self._uses.popitem(last=False)
-        self._uses.move_to_end(shared)
-        use.limit = limit
+            if not quota.is_of_whole:
+                self._tracked += 1
+                while self._tracked > self.settings.quota_clients:
+                    self._forget_one()
+        if not quota.is_of_whole:
+            self._uses[quota.tenant].move_to_end(shared)
+        use.limit = quota.limit
         per_s = _per_s(kind, use)
         use.tokens = min(per_s * _BURST_S.get(kind, 1.0), use.tokens + (now_s - use.at_s) * per_s)
         use.at_s = now_s
         return use
 
-    def _applying(self, kind: QuotaKind, user: str, client_id: str) -> tuple[float, _Shared] | None:
+    def _forget_one(self) -> None:
+        """A tenant with many client ids makes its own forgotten, and not those of others."""
+        tenant = max(self._uses, key=lambda one: len(self._uses[one]))
+        self._uses[tenant].popitem(last=False)
+        self._tracked -= 1
+        if not self._uses[tenant]:
+            del self._uses[tenant]
+
+    def _applying(self, kind: QuotaKind, user: str, client_id: str) -> Iterator[_Quota]:
         if kind is QuotaKind.CONNECTION:
             of_ip = self._quotas.get(frozenset({(IP, user)}), self._quotas.get(frozenset({(IP, None)}), {}))
-            return (of_ip[kind], (kind, user, "")) if kind in of_ip else None
+            if kind in of_ip:
+                yield _Quota(of_ip[kind], (kind, user, ""), None)
+            return
+        tenant = tenant_of(user)
         found = quota_of(kind, user, client_id, self._quotas)
-        return None if found is None else (found[0], (kind, *found[1]))
+        if found is not None:
+            yield _Quota(found[0], (kind, *found[1]), tenant)
+        if tenant is not None and kind in (whole := self._of_tenants.get(tenant, {})):
+            yield _Quota(whole[kind], (kind, _WHOLE_TENANT, tenant), tenant, is_of_whole=True)
 
     # --- quotas that change
 
@@ -181,7 +220,21 @@ class ClientQuotas:
         if quotas != self._quotas:
             log.info("client quotas changed", extra={"entities": len(quotas)})
         self._quotas = quotas
-        self._kinds = frozenset(QuotaKind(key) for values in quotas.values() for key in values)
+        self._begin_again()
+
+    def take_tenants(self, limits: Mapping[str, Quotas]) -> None:
+        """Follows what each tenant as a whole may do."""
+        self._of_tenants = {tenant: values for tenant, values in limits.items() if values}
+        self._wholes = {
+            shared: use
+            for shared, use in self._wholes.items()
+            if shared[0] in self._of_tenants.get(shared[2], {})
+        }
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        every = (*self._quotas.values(), *self._of_tenants.values())
+        self._kinds = frozenset(QuotaKind(key) for values in every for key in values)
         self.is_on = any(kind in self._kinds for kind in CLIENT_KINDS)
         self._found.clear()
 
@@ -200,17 +253,20 @@ class ClientQuotas:
         agents, node_id = self._agents.count(), self._agents.node_id()
         now_s = self._clock()
         poll_s = self.settings.quota_poll_s
+        tracked = {
+            shared: use for uses in (self._wholes, *self._uses.values()) for shared, use in uses.items()
+        }
         due = sorted(
-            (shared for shared, use in self._uses.items() if use.used or use.share.wanted),
-            key=lambda shared: self._uses[shared].reported_s,
+            (shared for shared, use in tracked.items() if use.used or use.share.wanted),
+            key=lambda shared: (shared not in self._wholes, tracked[shared].reported_s),
         )
         most = max(1, int(self.settings.quota_reports_per_s * poll_s / max(1, agents)))
         rounds = -(-len(due) // most)
-        reported = {_key(shared): self._uses[shared] for shared in due[:most]}
+        reported = {_key(shared): tracked[shared] for shared in due[:most]}
         for shared in due[:most]:
-            self._note_wish(shared[0], self._uses[shared], now_s)
+            self._note_wish(shared[0], tracked[shared], now_s)
         if agents <= 1 or node_id is None:
-            for use in self._uses.values():
+            for use in tracked.values():
                 use.share.now = use.share.gained = 1.0
             return
         if not reported:

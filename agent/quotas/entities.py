@@ -9,6 +9,8 @@ from enum import StrEnum
 from typing import Final
 
 from sequencer.security.quotas import Entity, Quotas
+from sequencer.tenants.tenant_limits import TenantLimits
+from sequencer.tenants.tenant_names import prefix_of, tenant_of
 
 USER: Final = "user"
 CLIENT_ID: Final = "client-id"
@@ -44,6 +46,15 @@ _LONGEST_NAME: Final = 1_024
 PRECEDENCE: Final = ("==", "=*", "=-", "*=", "**", "*-", "-=", "-*")
 
 
+OF_WHOLE_TENANTS: Final[Mapping[str, QuotaKind]] = {
+    "produce_bytes_rate": QuotaKind.PRODUCE,
+    "fetch_bytes_rate": QuotaKind.FETCH,
+    "request_percentage": QuotaKind.REQUEST,
+    "mutation_rate": QuotaKind.MUTATION,
+}
+"""The limits of a tenant as a whole, by their names in TenantLimits."""
+
+
 class InvalidQuota(Exception):
     """No such quota can exist. The message is for the client, and Kafka's."""
 
@@ -71,6 +82,14 @@ def check_entity(entity: Mapping[str, str | None]) -> frozenset[str]:
     return keys
 
 
+def tenant_of_entity(entity: Mapping[str, str | None]) -> str | None:
+    """Returns the tenant that the entity's names belong to. None: to none. Raises InvalidQuota."""
+    tenants = {name and tenant_of(name) for kind, name in entity.items() if kind != IP}
+    if len(tenants) > 1:
+        raise InvalidQuota("All names of an entity belong to one tenant, or none does.")
+    return next(iter(tenants), None)
+
+
 def check_value(keys: frozenset[str], key: str, value: float) -> None:
     """Raises InvalidQuota."""
     if key not in keys:
@@ -85,14 +104,35 @@ def check_value(keys: frozenset[str], key: str, value: float) -> None:
             raise InvalidQuota(f"Quota {key} cannot be a fractional value.")
 
 
+def rates_of_tenants(limits: Mapping[str, TenantLimits]) -> dict[str, Quotas]:
+    """Returns what each tenant as a whole may do, of those with such a limit."""
+    found: dict[str, Quotas] = {}
+    for tenant, limit in limits.items():
+        stored = limit.as_stored()
+        rates: Quotas = {
+            kind: float(stored[name]) for name, kind in OF_WHOLE_TENANTS.items() if stored.get(name, 0) > 0
+        }
+        if rates:
+            found[tenant] = rates
+    return found
+
+
 def levels(user: str, client_id: str) -> list[tuple[Entity, tuple[str, str]]]:
     """Returns the entities whose quotas may apply to a client, the most specific first, and for each the user
     and the client id that share one quota. "": it is shared by all of them.
+
+    A tenant's client ids and defaults are its own: they are named `<tenant>~<client id>` and `<tenant>~`. A
+    client of no tenant that says such a client id shares nothing with the tenant.
     """
     found = []
+    tenant = tenant_of(user)
+    default = None if tenant is None else prefix_of(tenant)
+    client_id = (default or "") + client_id
     for of_user, of_client in PRECEDENCE:
+        if of_client == "=" and tenant_of(client_id) != tenant:
+            continue
         parts = [(USER, of_user, user), (CLIENT_ID, of_client, client_id)]
-        entity = frozenset((kind, name if how == "=" else None) for kind, how, name in parts if how != "-")
+        entity = frozenset((kind, name if how == "=" else default) for kind, how, name in parts if how != "-")
         shared = ("" if of_user == "-" else user, "" if of_client == "-" else client_id)
         found.append((entity, shared))
     return found

@@ -12,6 +12,7 @@ from typing import Any, Final
 from agent.tenants.tenant import Tenant
 from agent.tenants.translation import ApiNames, Fields, kept, local, qualified
 
+_ADDRESS: Final = "ip"
 _TOPIC_CONFIGS: Final = 2
 _GROUP_CONFIGS: Final = 32
 
@@ -39,6 +40,18 @@ def _local_principal(value: str, entity: Any, tenant: Tenant) -> str:  # noqa: A
 def _own_store(value: str, entity: Any, tenant: Tenant) -> str:  # noqa: ARG001
     """Where the cluster's objects are is the operator's matter."""
     return f"/{tenant.name}"
+
+
+def _qualified_entity(value: str, entity: Any, tenant: Tenant) -> str:
+    """A user or a client id with quotas. Addresses are no names."""
+    return value if entity.entity_type == _ADDRESS else tenant.qualified(value)
+
+
+def _local_entity(value: str, entity: Any, tenant: Tenant) -> str | None:
+    """The default within the tenant is named by its prefix alone. Addresses come back as they were said."""
+    if entity.entity_type == _ADDRESS:
+        return value
+    return None if value == tenant.prefix else tenant.local(value)
 
 
 def _names(*fields: str) -> Fields:
@@ -113,6 +126,14 @@ API_NAMES: Final[Mapping[int, ApiNames]] = MappingProxyType(
         45: _TYPED,
         46: _TYPED,
         47: _TYPED,
+        48: ApiNames(
+            request=MappingProxyType({"match": _qualified_entity}),
+            response=MappingProxyType({"entity_name": _local_entity}),
+        ),
+        49: ApiNames(
+            request=MappingProxyType({"entity_name": _qualified_entity}),
+            response=MappingProxyType({"entity_name": _local_entity}),
+        ),
         50: ApiNames(request=_names("name"), response=_shown_names("user"), leaves_out=True),
         51: ApiNames(request=_names("name"), response=_shown_names("user")),
         60: _TYPED,
@@ -140,6 +161,7 @@ NOT_NAMES: Final = frozenset(
         *("committed_metadata", "metadata", "server_assignor", "assignor_name", "process_id"),
         *("configuration_keys", "documentation", "value", "key", "mechanism", "mechanisms"),
         *("client_software_name", "client_software_version", "requested_metrics"),
+        "entity_type",
         *("host_filter", "subtopology_id", "component", "name"),
         # Matched with the names that the tenant's clients see.
         *("subscribed_topic_regex", "source_topic_regex", "transactional_id_pattern"),

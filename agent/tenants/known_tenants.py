@@ -9,13 +9,14 @@ Promises:
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from agent.tenants.api_names import API_NAMES
 from agent.tenants.settings import TenantSettings
 from agent.tenants.tenant import Tenant, cluster_id_of
 from sequencer.database.database import SequencerUnavailable
+from sequencer.tenants.tenant_limits import TenantLimits
 from sequencer.tenants.tenants import TenantRow
 
 
@@ -35,6 +36,8 @@ class KnownTenants:
         self._parts: dict[str, Any] = {}
         self.on_admins: Callable[[frozenset[str]], None] = lambda _: None
         """Hears of the principals that may do everything in their tenant, whenever they change."""
+        self.on_limits: Callable[[Mapping[str, TenantLimits]], None] = lambda _: None
+        """Hears of the limits of all tenants, whenever they change."""
         self.loaded = asyncio.Event()
 
     async def run(self) -> None:
@@ -63,6 +66,7 @@ class KnownTenants:
                     f"User:{self._known[row.name].qualified(admin)}" for row in rows for admin in row.admins
                 )
             )
+            self.on_limits({row.name: row.limits for row in rows})
         self.loaded.set()
 
     def get(self, name: str) -> Tenant | None:

@@ -42,7 +42,7 @@ class OwnTopics:
         return {topic_id: topic for topic_id, topic in found.items() if self._tenant.owns(topic.name)}
 
     async def all(self) -> tuple[Topic, ...]:
-        return tuple(topic for topic in await self._directory.all() if self._tenant.owns(topic.name))
+        return await self._directory.of_tenant(self._tenant.name)
 
     async def delete_by_id(self, topic_id: TopicId) -> Topic:
         """Raises UnknownTopic, SequencerUnavailable."""
@@ -56,6 +56,7 @@ class LocalTopics:
 
     def __init__(self, directory: TopicDirectory, tenant: str) -> None:
         self._directory = directory
+        self._tenant = tenant
         self._prefix = prefix_of(tenant)
 
     async def by_name(self, names: Collection[str]) -> dict[str, Topic]:
@@ -63,8 +64,7 @@ class LocalTopics:
         return {(renamed := _renamed(topic)).name: renamed for topic in found.values()}
 
     async def all(self) -> tuple[Topic, ...]:
-        found = await self._directory.all()
-        return tuple(_renamed(topic) for topic in found if topic.name.startswith(self._prefix))
+        return tuple(_renamed(topic) for topic in await self._directory.of_tenant(self._tenant))
 
     async def create(self, name: str, partition_count: int, config: Mapping[str, str]) -> Topic:
         return _renamed(await self._directory.create(self._prefix + name, partition_count, config))

@@ -15,6 +15,7 @@ from typing import Final
 from uuid import uuid4
 
 from agent.tenants.settings import TenantSettings
+from agent.tenants.tenant_traffic import TenantTraffic
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.tenants.tenants import Tenants, Used
 
@@ -24,7 +25,9 @@ _MOST_TENANTS: Final = 10_000
 
 
 class UsageMeter:
-    def __init__(self, tenants: Tenants, settings: TenantSettings) -> None:
+    def __init__(self, tenants: Tenants, settings: TenantSettings, traffic: TenantTraffic) -> None:
+        """`traffic`: counts the same for the metrics."""
+        self.traffic = traffic
         self._tenants = tenants
         self._settings = settings
         self._counts: dict[str, list[int]] = {}
@@ -35,6 +38,7 @@ class UsageMeter:
         """The report that is under way."""
 
     def note(self, tenant: str, bytes_in: int, bytes_out: int, requests: int) -> None:
+        self.traffic.note(tenant, bytes_in, bytes_out, requests)
         counts = self._counts.get(tenant)
         if counts is None:
             if len(self._counts) >= _MOST_TENANTS:

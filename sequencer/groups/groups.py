@@ -116,14 +116,20 @@ class Groups:
         return DeleteOutcome(row.outcome)
 
     async def list(
-        self, states: Collection[str] = (), kinds: Collection[GroupKind] = (), *, with_members: bool = False
+        self,
+        states: Collection[str] = (),
+        kinds: Collection[GroupKind] = (),
+        *,
+        with_members: bool = False,
+        within: str = "",
     ) -> Sequence[ListedGroup]:
         """Returns all groups of these states and kinds, by id. No states, or no kinds, means any.
         `with_members`: only groups with members as last written, so also those whose coordinator died with
-        all of them. A long list is not from one moment.
+        all of them. `within`: only a tenant's groups, whose ids begin with this. A long list is not from one
+        moment.
         """
         found: list[ListedGroup] = []
-        page, after = GROUPS_PER_PAGE, ""
+        page, after = GROUPS_PER_PAGE, within
         while page == GROUPS_PER_PAGE:
             rows = await self._database.read(
                 SQL["list"],
@@ -133,8 +139,8 @@ class Groups:
                 after=after,
                 cap=GROUPS_PER_PAGE,
             )
-            found += map(_listed, rows)
-            page = len(rows)
+            found += [_listed(row) for row in rows if row.group_id.startswith(within)]
+            page = len(rows) if rows and rows[-1].group_id.startswith(within) else 0
             after = rows[-1].group_id if rows else after
         return found
 
@@ -219,13 +225,16 @@ class GroupConfigs:
             CONFIGS_SQL["alter"], group_id=group_id, set=Jsonb(trimmed), remove=list(remove)
         )
 
-    async def list(self) -> Sequence[str]:
-        """Returns the groups with any config set, by id."""
+    async def list(self, within: str = "") -> Sequence[str]:
+        """Returns the groups with any config set, by id. `within`: only those whose ids begin with a tenant's
+        prefix.
+        """
         found: list[str] = []
-        page = GROUPS_PER_PAGE
+        page, after = GROUPS_PER_PAGE, within
         while page == GROUPS_PER_PAGE:
-            after = found[-1] if found else ""
             rows = await self._database.read(CONFIGS_SQL["list"], after=after, cap=GROUPS_PER_PAGE)
-            found += [row.group_id for row in rows]
-            page = len(rows)
+            # By their bytes, the ids that begin with a prefix lie together.
+            found += [row.group_id for row in rows if row.group_id.startswith(within)]
+            page = len(rows) if rows and rows[-1].group_id.startswith(within) else 0
+            after = rows[-1].group_id if rows else after
         return found

@@ -188,6 +188,11 @@ CREATE TABLE topics (
 CREATE UNIQUE INDEX topics_by_live_name ON topics (name) WHERE deleted_at IS NULL;
 -- Engines that read tables may not tell upper and lower case apart.
 CREATE INDEX topics_by_any_case ON topics (lower(name)) WHERE deleted_at IS NULL;
+-- Names that collide in Kafka's metrics (topics.sql).
+CREATE INDEX topics_colliding ON topics (translate(name, '.', '_')) WHERE deleted_at IS NULL;
+-- By their bytes, the names of a tenant's topics lie between <tenant>~ and <tenant>DEL.
+CREATE INDEX topics_of_tenants ON topics (name COLLATE "C") INCLUDE (partition_count)
+    WHERE deleted_at IS NULL AND strpos(name, '~') > 0;
 CREATE INDEX topics_deleted ON topics (deleted_at) WHERE deleted_at IS NOT NULL;
 CREATE INDEX topics_compacted ON topics (topic_id)
     WHERE strpos(config ->> 'cleanup.policy', 'compact') > 0 AND deleted_at IS NULL;
@@ -603,7 +608,7 @@ CREATE TABLE committed_offsets (
 -- row whose configs were all taken back stays, empty: the commit journal sees rows that change, not rows
 -- that go.
 CREATE TABLE group_configs (
-    group_id text PRIMARY KEY,
+    group_id text COLLATE "C" PRIMARY KEY,
     config jsonb NOT NULL
 );
 
@@ -1001,12 +1006,15 @@ $function$;
 
 -- alter_client_quotas sets and removes quotas of entities, all under one version. It locks the row of
 -- quota_changes first, so changes come one after the other and their versions are in commit order. It returns
--- false, and changes nothing, if there could be more than `most` entities.
+-- 0. If there could be more than `most` entities, or more of a tenant than its limit, it changes nothing and
+-- returns 1 or 2. Removing what is not there leaves no row.
 --
 -- | parameter | meaning |
 -- |---|---|
--- | changes | an array of {"entity": …, "quotas": …}, no entity twice; a quota that is null is removed |
-CREATE FUNCTION alter_client_quotas(changes jsonb, most integer) RETURNS boolean
+-- | changes | an array of {"entity": …, "quotas": …, "tenant": …}, no entity twice; a quota that is null is
+--   removed |
+-- | most_of_tenant | the limit of a tenant for which none is set |
+CREATE FUNCTION alter_client_quotas(changes jsonb, most integer, most_of_tenant integer) RETURNS integer
 LANGUAGE plpgsql VOLATILE
 AS $function$
 DECLARE
@@ -1018,17 +1026,31 @@ BEGIN
            WHERE jsonb_strip_nulls(given -> 'quotas') <> '{}'
              AND NOT EXISTS (SELECT FROM client_quotas AS kept
                              WHERE kept.entity = given -> 'entity' AND kept.quotas <> '{}')) > most THEN
-        RETURN false;
+        RETURN 1;
+    ELSIF EXISTS (
+        SELECT FROM (
+            SELECT given ->> 'tenant' AS tenant, count(*) AS more FROM jsonb_array_elements(changes) AS given
+            WHERE given ->> 'tenant' <> '' AND jsonb_strip_nulls(given -> 'quotas') <> '{}'
+                AND NOT EXISTS (SELECT FROM client_quotas AS kept
+                                WHERE kept.entity = given -> 'entity' AND kept.quotas <> '{}')
+            GROUP BY 1) AS asked
+        LEFT JOIN tenants AS t ON t.name = asked.tenant AND t.deleted_at IS NULL
+        WHERE asked.more > coalesce((t.limits ->> 'quotas')::bigint, most_of_tenant) - (
+            SELECT count(*) FROM client_quotas AS kept
+            WHERE kept.quotas <> '{}' AND starts_with(
+                coalesce(kept.entity ->> 'user', kept.entity ->> 'client-id'), asked.tenant || '~'))) THEN
+        RETURN 2;
     END IF;
     UPDATE quota_changes SET version = number, forgotten = greatest(forgotten, number - 1000);
     INSERT INTO client_quotas AS kept (entity, quotas, version)
     SELECT given -> 'entity', jsonb_strip_nulls(coalesce(old.quotas, '{}') || (given -> 'quotas')), number
     FROM jsonb_array_elements(changes) AS given
     LEFT JOIN client_quotas AS old ON old.entity = given -> 'entity'
+    WHERE old.entity IS NOT NULL OR jsonb_strip_nulls(given -> 'quotas') <> '{}'
     ORDER BY given -> 'entity'
     ON CONFLICT (entity) DO UPDATE SET quotas = excluded.quotas, version = excluded.version;
     DELETE FROM client_quotas AS kept WHERE kept.version <= number - 1000 AND kept.quotas = '{}';
-    RETURN true;
+    RETURN 0;
 END
 $function$;
 
@@ -2290,21 +2312,28 @@ CREATE FUNCTION matching_acls(
 RETURNS TABLE (filter_number bigint, found acls)
 LANGUAGE sql STABLE
 AS $function$
-    SELECT f.number, a
+    SELECT f.number, near.a
     FROM unnest(types, patterns, match, names, principals, hosts, operations, permissions, within)
         WITH ORDINALITY AS f (resource_type, pattern_type, is_match, name, principal, host, operation,
             permission, prefix, number)
-    JOIN acls AS a ON NOT a.is_removed AND coalesce(starts_with(a.name, f.prefix),
-            a.name !~ '^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?~')
-        AND (f.resource_type IS NULL OR a.resource_type = f.resource_type)
-        AND (f.pattern_type IS NULL OR a.pattern_type = f.pattern_type)
-        AND (f.name IS NULL OR a.name = f.name
-            OR f.is_match AND (a.pattern_type = 3 AND a.name = coalesce(f.prefix, '') || '*'
-                OR a.pattern_type = 4 AND starts_with(f.name, a.name)))
-        AND (f.principal IS NULL OR a.principal = f.principal)
-        AND (f.host IS NULL OR a.host = f.host)
-        AND (f.operation IS NULL OR a.operation = f.operation)
-        AND (f.permission IS NULL OR a.permission = f.permission)
+    CROSS JOIN LATERAL (
+        -- Of the index, only a tenant's range is read.
+        SELECT acls AS a FROM acls
+        WHERE f.prefix <> '' AND NOT is_removed AND left(name, 64) >= f.prefix COLLATE "C"
+            AND left(name, 64) < (left(f.prefix, -1) || chr(127)) COLLATE "C"
+        UNION ALL
+        SELECT acls FROM acls
+        WHERE coalesce(f.prefix, '') = '' AND NOT is_removed
+            AND (f.prefix = '' OR name !~ '^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?~')) AS near
+    WHERE (f.resource_type IS NULL OR (near.a).resource_type = f.resource_type)
+        AND (f.pattern_type IS NULL OR (near.a).pattern_type = f.pattern_type)
+        AND (f.name IS NULL OR (near.a).name = f.name
+            OR f.is_match AND ((near.a).pattern_type = 3 AND (near.a).name = coalesce(f.prefix, '') || '*'
+                OR (near.a).pattern_type = 4 AND starts_with(f.name, (near.a).name)))
+        AND (f.principal IS NULL OR (near.a).principal = f.principal)
+        AND (f.host IS NULL OR (near.a).host = f.host)
+        AND (f.operation IS NULL OR (near.a).operation = f.operation)
+        AND (f.permission IS NULL OR (near.a).permission = f.permission)
 $function$;
 
 -- new_producer_id draws a producer id that was never given out. It says when it was given out, for

@@ -20,7 +20,7 @@ from sequencer.database.array_parameters import BytesArray, Int4Array, TextArray
 from sequencer.database.database import Database, Row
 from sequencer.database.named_sql import load_statements
 from sequencer.tenants.tenant_limits import MOST_USERS, TenantLimitReached
-from sequencer.tenants.tenant_names import tenant_of
+from sequencer.tenants.tenant_names import behind, tenant_of
 
 SQL = load_statements("credentials")
 
@@ -167,17 +167,21 @@ class UserCredentials:
             raise TenantLimitReached("There are as many users as this tenant may have.")
         return frozenset(row.refused_user for row in rows)
 
-    async def list(self) -> list[ListedCredential]:
-        """Returns all credentials, by user and mechanism. A long list is not from one moment."""
+    async def list(self, within: str = "") -> list[ListedCredential]:
+        """Returns all credentials, by user and mechanism. `within`: only of users whose names begin with a
+        tenant's prefix. A long list is not from one moment.
+        """
         found: list[ListedCredential] = []
+        first, order = (within, {"behind": behind(within)}) if within else ("", {})
         page = PER_PAGE
         while page == PER_PAGE:
             after = found[-1].key if found else None
             rows = await self._database.read(
-                SQL["list"],
-                user="" if after is None else after.user,
+                SQL["list_within" if within else "list"],
+                user=first if after is None else after.user,
                 mechanism="" if after is None else after.mechanism,
                 cap=PER_PAGE,
+                **order,
             )
             found += [ListedCredential(key=_key(row), iterations=row.iterations) for row in rows]
             page = len(rows)

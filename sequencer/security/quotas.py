@@ -16,10 +16,13 @@ from psycopg.types.json import Jsonb
 from sequencer.database.array_parameters import BytesArray, Int4Array
 from sequencer.database.database import Database, Row
 from sequencer.database.named_sql import load_statements
+from sequencer.tenants.tenant_limits import MOST_QUOTAS, TenantLimitReached
+from sequencer.tenants.tenant_names import tenant_of
 
 SQL = load_statements("quotas")
 
 PER_PAGE: Final = 2_000
+_TENANT_HAS_TOO_MANY: Final = 2
 
 Entity = frozenset[tuple[str, str | None]]
 """Pairs of a type ("user", "client-id", "ip") and a name. None: the default of that type."""
@@ -57,14 +60,22 @@ class ClientQuotas:
         self._database = database
 
     async def alter(self, changes: Mapping[Entity, Mapping[str, float | None]], most: int) -> None:
-        """Sets quotas, and removes those that are None. Names are free of NUL. Raises TooManyQuotas, and
-        CommitOutcomeUnknown if it may be done.
+        """Sets quotas, and removes those that are None. Names are free of NUL. All names of an entity are of
+        one tenant, or of none. Raises TooManyQuotas, TenantLimitReached, and CommitOutcomeUnknown if it may
+        be done.
         """
         if not changes:
             return
-        given = [{"entity": dict(entity), "quotas": dict(quotas)} for entity, quotas in changes.items()]
-        [row] = await self._database.write(SQL["alter"], changes=Jsonb(given), most=most)
-        if not row.altered:
+        given = [
+            {"entity": dict(entity), "quotas": dict(quotas), "tenant": _tenant(entity)}
+            for entity, quotas in changes.items()
+        ]
+        [row] = await self._database.write(
+            SQL["alter"], changes=Jsonb(given), most=most, most_of_tenant=MOST_QUOTAS
+        )
+        if row.verdict == _TENANT_HAS_TOO_MANY:
+            raise TenantLimitReached("There are quotas of as many entities as this tenant may have.")
+        if row.verdict:
             raise TooManyQuotas(f"A cluster has quotas of at most {most} entities.")
 
     async def all(self) -> dict[Entity, Quotas]:
@@ -114,6 +125,10 @@ class QuotaUse:
             kept_s=kept_s,
         )
         return {bytes(row.quota_key): row.wanted for row in rows}
+
+
+def _tenant(entity: Entity) -> str | None:
+    return next((tenant for _, name in entity if name and (tenant := tenant_of(name))), None)
 
 
 def _entry(row: Row) -> tuple[Entity, dict[str, Any]]:

@@ -24,6 +24,13 @@ SELECT user_name, mechanism, iterations FROM user_credentials
 WHERE (user_name, mechanism) > (%(user)s::text, %(mechanism)s::text) AND salt IS NOT NULL
 ORDER BY user_name, mechanism LIMIT %(cap)s::integer
 
+-- name: list_within
+-- A page in the order of users' bytes, of the users below :behind.
+SELECT user_name, mechanism, iterations FROM user_credentials
+WHERE (user_name COLLATE "C", mechanism) > (%(user)s::text, %(mechanism)s::text)
+    AND user_name < %(behind)s::text COLLATE "C" AND salt IS NOT NULL
+ORDER BY user_name COLLATE "C", mechanism LIMIT %(cap)s::integer
+
 -- name: alter
 SELECT refused_user FROM alter_credentials(%(users)s::text[], %(mechanisms)s::text[], %(salts)s::bytea[],
     %(iterations)s::integer[], %(stored_keys)s::bytea[], %(server_keys)s::bytea[],

@@ -1,7 +1,7 @@
 -- Client quotas and what agents use of them (security/quotas.py).
 
 -- name: alter
-SELECT alter_client_quotas(%(changes)s::jsonb, %(most)s::integer) AS altered
+SELECT alter_client_quotas(%(changes)s::jsonb, %(most)s::integer, %(most_of_tenant)s::integer) AS verdict
 
 -- name: all
 -- A page in the order of entities.

@@ -36,30 +36,39 @@ SELECT changes FROM tenant_changes
 SELECT name, created_at, admins, limits FROM tenants
 WHERE deleted_at IS NULL AND name > %(after)s::text ORDER BY name LIMIT %(cap)s::integer
 
--- name: topics_of_tenant
--- The separator is ~, so names of the tenant lie between <tenant>~ and <tenant>DEL.
+-- name: limits_of_tenant
+SELECT limits FROM tenants WHERE name = %(name)s::text AND deleted_at IS NULL
+
+-- name: numbers_of_tenant
+-- The separator is ~, so by their bytes names of the tenant lie between <tenant>~ and <tenant>DEL. Of the
+-- index, only that range is read.
 SELECT count(*) AS topics, coalesce(sum(partition_count), 0)::bigint AS partitions FROM topics
-WHERE deleted_at IS NULL AND starts_with(name, %(prefix)s::text)
+WHERE deleted_at IS NULL AND strpos(name, '~') > 0
+    AND name >= %(prefix)s::text COLLATE "C" AND name < %(behind)s::text COLLATE "C"
 
 -- name: holds_names
 -- What there is with such a name: what is left of a tenant, or what was named so before there was one. Group
 -- ids and transactional ids are compared as bytes, so a range of the index has those of a tenant.
 SELECT (SELECT count(*) FROM topics
-        WHERE deleted_at IS NULL AND starts_with(name, %(prefix)s::text)) AS topics,
+        WHERE deleted_at IS NULL AND strpos(name, '~') > 0
+            AND name >= %(prefix)s::text COLLATE "C" AND name < %(behind)s::text COLLATE "C") AS topics,
     (SELECT count(*) FROM groups
         WHERE group_id >= %(prefix)s::text COLLATE "C" AND group_id < %(behind)s::text COLLATE "C") AS groups,
     (SELECT count(*) FROM transactions
         WHERE transactional_id >= %(prefix)s::text COLLATE "C"
             AND transactional_id < %(behind)s::text COLLATE "C") AS transactions,
     (SELECT count(DISTINCT user_name) FROM user_credentials
-        WHERE salt IS NOT NULL AND starts_with(user_name, %(prefix)s::text)) AS users,
+        WHERE salt IS NOT NULL AND user_name >= %(prefix)s::text COLLATE "C"
+            AND user_name < %(behind)s::text COLLATE "C") AS users,
     (SELECT count(*) FROM acls WHERE NOT is_removed
         AND (starts_with(name, %(prefix)s::text) OR starts_with(principal, 'User:' || %(prefix)s::text)))
         AS acls,
     (SELECT count(*) FROM client_quotas
-        WHERE quotas <> '{}' AND starts_with(entity ->> 'user', %(prefix)s::text)) AS quotas,
+        WHERE quotas <> '{}'
+            AND starts_with(coalesce(entity ->> 'user', entity ->> 'client-id'), %(prefix)s::text)) AS quotas,
     (SELECT count(*) FROM group_configs
-        WHERE config <> '{}' AND starts_with(group_id, %(prefix)s::text)) AS group_configs
+        WHERE config <> '{}' AND group_id >= %(prefix)s::text COLLATE "C"
+            AND group_id < %(behind)s::text COLLATE "C") AS group_configs
 
 -- name: add_usage
 -- Adds a report of an agent's process to the bill, once. Rows are locked in primary-key order.
@@ -94,9 +103,11 @@ RETURNING name
 INSERT INTO tenant_usage AS u (day, tenant, bytes_stored)
 SELECT (clock_timestamp() AT TIME ZONE 'UTC')::date, asked.name,
     coalesce((SELECT sum(p.size_bytes) FROM topics AS t JOIN partitions AS p USING (topic_id)
-        WHERE t.deleted_at IS NULL AND starts_with(t.name, asked.name || '~')), 0)
+        WHERE t.deleted_at IS NULL AND strpos(t.name, '~') > 0 AND t.name >= (asked.name || '~') COLLATE "C"
+            AND t.name < (asked.name || chr(127)) COLLATE "C"), 0)
     + coalesce((SELECT sum(f.size_bytes) FROM topics AS t JOIN history_files AS f USING (topic_id)
-        WHERE t.deleted_at IS NULL AND starts_with(t.name, asked.name || '~')), 0)
+        WHERE t.deleted_at IS NULL AND strpos(t.name, '~') > 0 AND t.name >= (asked.name || '~') COLLATE "C"
+            AND t.name < (asked.name || chr(127)) COLLATE "C"), 0)
 FROM unnest(%(tenants)s::text[]) AS asked (name)
 ORDER BY asked.name
 ON CONFLICT (day, tenant) DO UPDATE SET bytes_stored = EXCLUDED.bytes_stored

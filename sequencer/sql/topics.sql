@@ -1,10 +1,10 @@
 -- name: colliding_topic
 -- Names that differ only in '.' and '_' are refused, as in Kafka, whose metrics cannot distinguish them. Two
--- that are made at the same moment pass, which is harmless.
+-- that are made at the same moment pass, which is harmless. In order, with a limit, Postgres would look
+-- through the names.
 SELECT name FROM topics
 WHERE deleted_at IS NULL AND translate(name, '.', '_') = translate(%(name)s::text, '.', '_')
     AND name <> %(name)s::text
-ORDER BY name LIMIT 1
 
 -- name: create_topic
 -- The partial unique index takes the name, so one of two creators gets a unique violation.
@@ -40,6 +40,15 @@ WHERE topic_id = %(topic_id)s::uuid AND state = 'live'
 
 -- name: list_topics
 SELECT topic_id, name, partition_count, config, created_at FROM topics WHERE deleted_at IS NULL ORDER BY name
+
+-- name: list_topics_of_tenants
+SELECT t.topic_id, t.name, t.partition_count, t.config, t.created_at, asked.tenant
+FROM unnest(%(tenants)s::text[]) AS asked (tenant)
+CROSS JOIN LATERAL (
+    SELECT * FROM topics
+    WHERE deleted_at IS NULL AND strpos(name, '~') > 0
+        AND name >= (asked.tenant || '~') COLLATE "C" AND name < (asked.tenant || chr(127)) COLLATE "C"
+    ORDER BY name COLLATE "C") AS t
 
 -- name: topic_changes
 -- The number of changes, and the topics changed since :since if they are at most :most.

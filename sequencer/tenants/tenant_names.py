@@ -34,6 +34,11 @@ def prefix_of(tenant: str) -> str:
     return tenant + SEPARATOR
 
 
+def behind(prefix: str) -> str:
+    """Returns the first name, by bytes, that comes after all that begin with a tenant's prefix."""
+    return prefix[:-1] + chr(ord(SEPARATOR) + 1)
+
+
 def tenant_of(name: str) -> str | None:
     """Returns the tenant that the name belongs to. None: to none."""
     if SEPARATOR not in name:

@@ -18,7 +18,7 @@ from sequencer.database.array_parameters import Int8Array, TextArray
 from sequencer.database.database import Database, Row
 from sequencer.database.named_sql import load_statements
 from sequencer.tenants.tenant_limits import TenantLimits
-from sequencer.tenants.tenant_names import SEPARATOR, check_tenant_name, prefix_of
+from sequencer.tenants.tenant_names import behind, check_tenant_name, prefix_of
 
 SQL = load_statements("tenants")
 
@@ -170,7 +170,8 @@ class Tenants:
 
 
 def _range(tenant: str) -> dict[str, str]:
-    return {"prefix": prefix_of(tenant), "behind": tenant + chr(ord(SEPARATOR) + 1)}
+    prefix = prefix_of(tenant)
+    return {"prefix": prefix, "behind": behind(prefix)}
 
 
 def _counted(row: Row) -> str:

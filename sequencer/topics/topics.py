@@ -19,8 +19,8 @@ from sequencer.commits.coordinates import PartitionKey
 from sequencer.database.array_parameters import Int4Array, UuidArray
 from sequencer.database.database import Database, Row
 from sequencer.database.named_sql import load_statements
-from sequencer.tenants.tenant_limits import TenantLimits
-from sequencer.tenants.tenant_names import local_name, prefix_of, tenant_of
+from sequencer.tenants.tenant_limits import Planned, TenantLimits
+from sequencer.tenants.tenant_names import behind, local_name, prefix_of, tenant_of
 from sequencer.topics.known_configs import ENCRYPTION
 from sequencer.topics.topic_config import KNOWN_CONFIGS, check_together, validate_config
 from storage.identifiers import Partition, ProducerId, TopicId
@@ -93,11 +93,7 @@ class Topics:
         """Raises TopicExists, InvalidTopicName, InvalidPartitionCount, InvalidConfig, TenantLimitReached,
         and CommitOutcomeUnknown if it may exist now.
         """
-        _validate_partition_count(partition_count)
-        await self.check_name(name)
-        for setting, value in config.items():
-            validate_config(setting, value)
-        check_together(config)
+        await self._check_new(name, partition_count, config)
         asked = {"topic_id": uuid4(), "name": name, "partition_count": partition_count}
         tenant = tenant_of(name)
         try:
@@ -107,6 +103,52 @@ class Topics:
         except UniqueViolation as error:
             raise TopicExists(f"Topic '{name}' already exists.") from error
         return _topic(rows[0])
+
+    async def check_creation(
+        self, name: str, partition_count: int, config: Mapping[str, str], planned: Planned
+    ) -> Mapping[str, str]:
+        """Creates nothing. Returns the configs that the topic would have, and adds it to what the request
+        would make. Raises what `create` would raise now, except TopicExists.
+        """
+        await self._check_new(name, partition_count, config)
+        tenant, kept = tenant_of(name), _trimmed(config)
+        if tenant is not None:
+            limits, has = await self._limits_and_numbers(tenant)
+            topics, partitions = planned.of(tenant)
+            limits.check_numbers(has.topics + topics + 1, has.partitions + partitions + partition_count)
+            kept = limits.kept_within(kept)
+        planned.add(tenant, 1, partition_count)
+        return kept
+
+    async def check_growth(self, topic: Topic, total: int, planned: Planned) -> None:
+        """Adds no partitions to the topic. Raises what `add_partitions` would raise now for its tenant."""
+        tenant, added = tenant_of(topic.name), total - topic.partition_count
+        if tenant is not None:
+            limits, has = await self._limits_and_numbers(tenant)
+            limits.check_numbers(has.topics, has.partitions + planned.of(tenant)[1] + added)
+        planned.add(tenant, 0, added)
+
+    async def check_alteration(self, topic: Topic, set: Mapping[str, str], remove: Collection[str]) -> None:
+        """Alters nothing. Raises what `alter_config` would raise now for the topic's tenant."""
+        tenant = tenant_of(topic.name)
+        if tenant is not None:
+            limits, _ = await self._limits_and_numbers(tenant)
+            kept = {**topic.config, **_trimmed(set)}
+            limits.kept_within({name: value for name, value in kept.items() if name not in remove})
+
+    async def _limits_and_numbers(self, tenant: str) -> tuple[TenantLimits, Row]:
+        rows = await self._database.read(TENANTS_SQL["limits_of_tenant"], name=tenant)
+        if not rows:
+            raise InvalidTopicName(f"There is no tenant '{tenant}'.")
+        [has] = await self._database.read(TENANTS_SQL["numbers_of_tenant"], **_range(tenant))
+        return TenantLimits.of(rows[0].limits), has
+
+    async def _check_new(self, name: str, partition_count: int, config: Mapping[str, str]) -> None:
+        _validate_partition_count(partition_count)
+        await self.check_name(name)
+        for setting, value in config.items():
+            validate_config(setting, value)
+        check_together(config)
 
     async def _create_for(self, tenant: str, asked: Mapping[str, object], config: Mapping[str, str]) -> Topic:
         """Raises TenantLimitReached, InvalidTopicName, UniqueViolation."""
@@ -128,7 +170,9 @@ class Topics:
             return
         rows = await self._database.read(SQL["colliding_topic"], name=name)
         if rows:
-            raise CollidingTopicName(f"Topic '{name}' collides with existing topic: {rows[0].name}")
+            raise CollidingTopicName(
+                f"Topic '{name}' collides with existing topic: {min(row.name for row in rows)}"
+            )
 
     async def delete(self, name: str) -> Topic:
         """Frees the name and stops the partitions. Their runs are swept later. Returns the deleted topic.
@@ -155,6 +199,13 @@ class Topics:
     async def list(self) -> Sequence[Topic]:
         """All live topics, by name."""
         return [_topic(row) for row in await self._database.read(SQL["list_topics"])]
+
+    async def of_tenants(self, tenants: Collection[str]) -> dict[str, tuple[Topic, ...]]:
+        """Returns all live topics of each tenant, by name."""
+        found: dict[str, list[Topic]] = {tenant: [] for tenant in tenants}
+        for row in await self._database.read(SQL["list_topics_of_tenants"], tenants=list(tenants)):
+            found[row.tenant].append(_topic(row))
+        return {tenant: tuple(topics) for tenant, topics in found.items()}
 
     async def changes(self, since: int | None = None) -> TopicChanges:
         """Returns what was made, changed or deleted since `changes(...)` returned this number."""
@@ -238,10 +289,14 @@ async def _locked_limits(connection: AsyncConnection[Row], tenant: str) -> Tenan
 
 async def _numbers_of(connection: AsyncConnection[Row], tenant: str) -> Row:
     """Returns the numbers of the tenant's topics and of their partitions."""
-    asked = {"prefix": prefix_of(tenant)}
-    row = await (await connection.execute(TENANTS_SQL["topics_of_tenant"], asked)).fetchone()
+    row = await (await connection.execute(TENANTS_SQL["numbers_of_tenant"], _range(tenant))).fetchone()
     assert row is not None, "a count is one row"
     return row
+
+
+def _range(tenant: str) -> dict[str, str]:
+    prefix = prefix_of(tenant)
+    return {"prefix": prefix, "behind": behind(prefix)}
 
 
 def _trimmed(config: Mapping[str, str]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from agent.quotas.entities import OF_WHOLE_TENANTS
 from sequencer.client import Sequencer, SequencerSettings
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.tenants.tenant_limits import TenantLimits
@@ -110,10 +111,29 @@ def limits(
     ] = None,
     users: Annotated[int | None, typer.Option(help="The most users with passwords. -1: 10,000.")] = None,
     acls: Annotated[int | None, typer.Option(help="The most ACLs. -1: 10,000.")] = None,
+    quotas: Annotated[
+        int | None, typer.Option(help="The most users and client ids with quotas. -1: 100.")
+    ] = None,
+    produce_bytes_rate: Annotated[
+        int | None, typer.Option(help="Bytes per second that all its clients produce. -1: no limit.")
+    ] = None,
+    fetch_bytes_rate: Annotated[
+        int | None, typer.Option(help="Bytes per second that all its clients fetch. -1: no limit.")
+    ] = None,
+    request_percentage: Annotated[
+        int | None,
+        typer.Option(
+            help="The part of agents' time that all its clients use; 100 is one agent's. -1: no limit."
+        ),
+    ] = None,
+    mutation_rate: Annotated[
+        int | None,
+        typer.Option(help="Partitions per second that it creates and deletes. -1: no limit."),
+    ] = None,
     admin: Admins = None,
 ) -> None:
-    """Set the limits that are given, or the admins. Others stay. Limits hold for topics that are created or
-    altered from then on.
+    """Set the limits that are given, or the admins. Others stay. Limits of topics hold for those that are
+    created or altered from then on. Agents know rates within a second.
     """
     given = {
         "topics": topics,
@@ -122,7 +142,15 @@ def limits(
         "retention_bytes": retention_bytes,
         "users": users,
         "acls": acls,
+        "quotas": quotas,
+        "produce_bytes_rate": produce_bytes_rate,
+        "fetch_bytes_rate": fetch_bytes_rate,
+        "request_percentage": request_percentage,
+        "mutation_rate": mutation_rate,
     }
+    for rate in OF_WHOLE_TENANTS:
+        if given[rate] == 0:
+            raise UserError(f"--{rate.replace('_', '-')} must be above 0.", "-1 removes the limit.")
     changes = {limit: None if value < 0 else value for limit, value in given.items() if value is not None}
 
     async def change(tenants: Tenants) -> TenantRow:

@@ -19,6 +19,7 @@ from agent.kafka.context import RequestContext
 from agent.kafka.routing.routing import UsesRouting, endpoints_of
 from agent.kafka.uses import UsesTopics
 from sequencer.security.acl import Operation
+from sequencer.tenants.tenant_limits import Planned
 from sequencer.topics.topics import InvalidPartitionCount, UnknownTopic
 
 
@@ -34,6 +35,7 @@ async def handle(
 ) -> CreatePartitionsResponse:
     twice = named_twice(topic.name for topic in request.topics)
     results = []
+    planned = Planned()
     for topic in {topic.name: topic for topic in request.topics}.values():
         if topic.name in twice:
             results.append(_result(topic, ErrorCode.invalid_request, "Duplicate topic name."))
@@ -43,7 +45,7 @@ async def handle(
             continue
         try:
             async with within(request.timeout, context):
-                await _grow(topic, request.validate_only, context)
+                await _grow(topic, request, planned, context)
             results.append(_result(topic, ErrorCode.none, None))
         except ADMINISTRATION_ERRORS as error:
             results.append(_result(topic, administration_code(error), str(error)))
@@ -52,7 +54,12 @@ async def handle(
     )
 
 
-async def _grow(topic: CreatePartitionsTopic, validate_only: bool, context: RequestContext[_Uses]) -> None:
+async def _grow(
+    topic: CreatePartitionsTopic,
+    request: CreatePartitionsRequest,
+    planned: Planned,
+    context: RequestContext[_Uses],
+) -> None:
     """Raises one of ADMINISTRATION_ERRORS."""
     topics, most = context.parts.topics, context.settings.max_partitions_per_topic
     found = (await topics.fresh([topic.name])).get(topic.name)
@@ -75,7 +82,9 @@ async def _grow(topic: CreatePartitionsTopic, validate_only: bool, context: Requ
             topic.count - found.partition_count,
             {endpoint.node_id for endpoint in endpoints_of(context)},
         )
-    if not validate_only:
+    if request.validate_only:
+        await topics.check_growth(found, topic.count, planned)
+    else:
         async with mutations_taken(topic.count - found.partition_count, context, refused_from=_REFUSED_FROM):
             if not may(Operation.ALTER, TOPIC, topic.name, context):  # the quota may have made it wait
                 raise AdministrationRefused(ErrorCode.topic_authorization_failed, "Authorization failed.")

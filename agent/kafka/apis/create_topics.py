@@ -7,7 +7,7 @@ every agent serves every partition. Refused: configs that this log does not hono
 another only in `.` and `_`, a name given twice.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from kio.schema.create_topics.v7.request import CreatableTopic, CreateTopicsRequest
@@ -29,7 +29,8 @@ from agent.kafka.context import RequestContext
 from agent.kafka.routing.routing import UsesRouting, endpoints_of
 from agent.kafka.uses import UsesTopics
 from sequencer.security.acl import CLUSTER_NAME, Operation
-from sequencer.topics.topic_config import InvalidConfig, check_together, validate_config
+from sequencer.tenants.tenant_limits import Planned
+from sequencer.topics.topic_config import InvalidConfig
 from sequencer.topics.topics import InvalidPartitionCount
 from storage.identifiers import TopicId
 
@@ -51,6 +52,7 @@ async def handle(request: CreateTopicsRequest, context: RequestContext[_Uses]) -
         creatable = permitted(Operation.CREATE, TOPIC, names, context)
     existing = await _existing(request, context)
     results = []
+    planned = Planned()
     for topic in {topic.name: topic for topic in request.topics}.values():
         if topic.name in twice:
             results.append(_refused(topic, ErrorCode.invalid_request, "Duplicate topic name."))
@@ -65,7 +67,7 @@ async def handle(request: CreateTopicsRequest, context: RequestContext[_Uses]) -
             continue
         try:
             async with within(request.timeout, context):
-                results.append(await _create(topic, request.validate_only, context))
+                results.append(await _create(topic, request, planned, context))
         except ADMINISTRATION_ERRORS as error:
             results.append(_refused(topic, administration_code(error), str(error)))
     return CreateTopicsResponse(
@@ -85,22 +87,19 @@ async def _existing(request: CreateTopicsRequest, context: RequestContext[_Uses]
 
 
 async def _create(
-    topic: CreatableTopic, validate_only: bool, context: RequestContext[_Uses]
+    topic: CreatableTopic, request: CreateTopicsRequest, planned: Planned, context: RequestContext[_Uses]
 ) -> CreatableTopicResult:
     """Raises one of ADMINISTRATION_ERRORS."""
     topics = context.parts.topics
     count = _partition_count(topic, context)
     config = _config(topic)
-    if not validate_only:
+    if not request.validate_only:
         async with mutations_taken(count, context, refused_from=_REFUSED_FROM):
             _check_still_allowed(topic.name, context)
             created = await topics.create(topic.name, count, config)
-        return _created(topic, created.topic_id, count, config, context)
-    await topics.check_name(topic.name)
-    for name, value in config.items():
-        validate_config(name, value)
-    check_together(config)
-    return _created(topic, None, count, config, context)
+        return _created(topic, created.topic_id, count, created.config, context)
+    kept = await topics.check_creation(topic.name, count, config, planned)
+    return _created(topic, None, count, kept, context)
 
 
 def _check_still_allowed(name: str, context: RequestContext[_Uses]) -> None:
@@ -167,7 +166,7 @@ def _created(
     topic: CreatableTopic,
     topic_id: TopicId | None,
     count: int,
-    config: dict[str, str],
+    config: Mapping[str, str],
     context: RequestContext[_Uses],
 ) -> CreatableTopicResult:
     if not is_silently_allowed(Operation.DESCRIBE_CONFIGS, TOPIC, topic.name, context):

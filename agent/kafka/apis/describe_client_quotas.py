@@ -4,9 +4,14 @@ exact name, by default or by type. `strict`: only entities of exactly these type
 Refused as a whole, as in Kafka: a type that is empty or named twice, an address together with a user or a
 client id, and a name that does not go with its kind of match (INVALID_REQUEST); another type
 (UNSUPPORTED_VERSION).
+
+A tenant's client sees the quotas of its tenant's users and client ids. Their defaults are those within the
+tenant, and quotas of addresses are the operator's. Other clients of no tenant than operators see no quotas
+of tenants.
 """
 
-from typing import Final, Protocol
+from collections.abc import Iterable
+from typing import Any, Final, Protocol
 
 from kio.schema.describe_client_quotas.v1.request import DescribeClientQuotasRequest
 from kio.schema.describe_client_quotas.v1.response import (
@@ -20,7 +25,7 @@ from kio.static.primitive import f64
 
 from agent.error_codes import ADMINISTRATION_ERRORS, AdministrationRefused, administration_code
 from agent.kafka.api import NO_THROTTLE
-from agent.kafka.configs.administration import check_cluster_access
+from agent.kafka.configs.administration import check_quota_access
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesSequencer
 from agent.quotas.entities import CLIENT_ID, IP, USER, matches
@@ -41,8 +46,8 @@ async def handle(
     request: DescribeClientQuotasRequest, context: RequestContext[_Uses]
 ) -> DescribeClientQuotasResponse:
     try:
-        check_cluster_access(Operation.DESCRIBE_CONFIGS, context)
-        exact, any_of = _filter(request)
+        check_quota_access(Operation.DESCRIBE_CONFIGS, context)
+        exact, any_of = _filter(request, context)
         quotas = await context.parts.sequencer.client_quotas.all()
     except ADMINISTRATION_ERRORS as error:
         return DescribeClientQuotasResponse(
@@ -53,7 +58,7 @@ async def handle(
         )
     entries, slices = [], Slices()
     for entity, values in quotas.items():
-        if matches(entity, exact, any_of, strict=request.strict):
+        if is_reached(entity, context) and matches(entity, exact, any_of, strict=request.strict):
             entries.append(
                 EntryData(
                     entity=tuple(
@@ -71,7 +76,19 @@ async def handle(
     )
 
 
-def _filter(request: DescribeClientQuotasRequest) -> tuple[dict[str, str | None], frozenset[str]]:
+def is_reached(entity: Iterable[tuple[str, str | None]], context: RequestContext[Any]) -> bool:
+    """Returns whether the client may see and alter quotas of this entity: all of its names are of the
+    client's tenant. Of the clients of no tenant, operators alone reach names of tenants.
+    """
+    reaches = context.connection.rights.reaches
+    if context.tenant is None:
+        return all(name is None or reaches(name) for _, name in entity)
+    return all(kind != IP and name is not None and reaches(name) for kind, name in entity)
+
+
+def _filter(
+    request: DescribeClientQuotasRequest, context: RequestContext[Any]
+) -> tuple[dict[str, str | None], frozenset[str]]:
     """Returns the exact names by type, and the types of which any name will do. Raises
     AdministrationRefused. The messages are Kafka's.
     """
@@ -96,7 +113,7 @@ def _filter(request: DescribeClientQuotasRequest) -> tuple[dict[str, str | None]
             if part.match is not None:
                 raise _invalid(f"Request specified {name}, but also specified a match string.")
             if part.match_type == _DEFAULT:
-                exact[kind] = None
+                exact[kind] = context.prefix or None
             else:
                 any_of.add(kind)
         else:

@@ -72,7 +72,7 @@ async def _credentials(
             for one in of_user
         )
     else:
-        listed = await credentials.list()
+        listed = await credentials.list(context.prefix)
     found: dict[str, list[ListedCredential]] = {}
     for one in filter(lambda one: context.connection.rights.reaches(one.key.user), listed):
         found.setdefault(one.key.user, []).append(one)

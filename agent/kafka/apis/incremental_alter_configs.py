@@ -36,7 +36,7 @@ from agent.kafka.configs.config_changes import (
     group_rules,
     refuse_broker_change,
 )
-from agent.kafka.configs.config_entries import BROKER_RESOURCE, GROUP_RESOURCE
+from agent.kafka.configs.config_entries import BROKER_RESOURCE, GROUP_RESOURCE, TOPIC_RESOURCE
 from agent.kafka.context import RequestContext
 from agent.kafka.routing.routing import controller_of
 from agent.kafka.uses import UsesSequencer, UsesTopics
@@ -114,7 +114,9 @@ async def alter_all(
         try:
             current = configs.get((resource.resource_type, resource.resource_name))
             change = _checked(resource, current, operations_of(resource), change_of, context)
-            if change is not None and not request.validate_only:
+            if change is not None and request.validate_only:
+                await _check_limits(resource, change, context)
+            elif change is not None:
                 await _apply(resource, change, context)
             responses.append(_response(resource, ErrorCode.none, None))
         except ADMINISTRATION_ERRORS as error:
@@ -145,6 +147,17 @@ def _checked(
     if current is None:
         raise UnknownTopic(f"There is no topic '{resource.resource_name[:300]}'.")
     return change_of(current, operations, TOPIC_RULES)
+
+
+async def _check_limits(
+    resource: NamedResource, change: ConfigChange, context: RequestContext[UsesConfigs]
+) -> None:
+    """Raises one of ADMINISTRATION_ERRORS if a limit of the topic's tenant refuses the change."""
+    if resource.resource_type == TOPIC_RESOURCE:
+        topics = context.parts.topics
+        found = await topics.by_name([resource.resource_name])
+        if resource.resource_name in found:
+            await topics.check_alteration(found[resource.resource_name], change.set, change.remove)
 
 
 async def _apply(resource: NamedResource, change: ConfigChange, context: RequestContext[UsesConfigs]) -> None:

@@ -57,7 +57,7 @@ async def handle(
         if TOPIC_RESOURCE in asked:
             found += [(TOPIC_RESOURCE, topic.name) for topic in await context.parts.topics.all()]
         if GROUP_RESOURCE in asked:
-            group_ids = await context.parts.sequencer.group_configs.list()
+            group_ids = await context.parts.sequencer.group_configs.list(context.prefix)
             found += [(GROUP_RESOURCE, group_id) for group_id in group_ids]
     except ADMINISTRATION_ERRORS as error:
         return _response(administration_code(error))

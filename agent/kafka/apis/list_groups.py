@@ -49,8 +49,9 @@ async def _list(request: ListGroupsRequest, context: RequestContext[_Uses]) -> l
     kinds = frozenset(kind.strip().lower() for kind in request.types_filter)
     memory = context.parts.response_memory
     await memory.reserve(memory.all_groups_bytes, context)
-    listed = await context.parts.sequencer.groups.list()
-    memory.all_groups_bytes = len(listed) * _GROUP_BYTES
+    listed = await context.parts.sequencer.groups.list(within=context.prefix)
+    if context.tenant is None:  # a tenant's list says nothing about the length of others
+        memory.all_groups_bytes = len(listed) * _GROUP_BYTES
     sees_all = is_silently_allowed(Operation.DESCRIBE, CLUSTER, CLUSTER_NAME, context)
     reaches = context.connection.rights.reaches
     found, slices = [], Slices()

@@ -86,7 +86,7 @@ async def _looked_at(
                 yield one
         return
     # Ids are in the order of their bytes, so those of a tenant lie together. Others use up none of its limit.
-    after = prefix = "" if context.tenant is None else context.tenant.prefix
+    after = prefix = context.prefix
     for _ in range(0, limit, _PAGE):
         page = await transactions.page(_PAGE, after)
         for one in page:

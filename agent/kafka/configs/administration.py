@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from kio.schema.errors import ErrorCode
 
 from agent.error_codes import AdministrationRefused
-from agent.kafka.authorization import GROUP, TOPIC, may, may_on_cluster
+from agent.kafka.authorization import GROUP, TOPIC, may, may_on_cluster, may_on_quotas
 from agent.kafka.configs.config_entries import GROUP_RESOURCE, TOPIC_RESOURCE
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesSequencer, UsesTopics
@@ -62,6 +62,12 @@ def check_config_access(
 def check_cluster_access(operation: Operation, context: RequestContext[Any]) -> None:
     """Raises AdministrationRefused."""
     if not may_on_cluster(operation, context):
+        raise AdministrationRefused(ErrorCode.cluster_authorization_failed, "Cluster authorization failed.")
+
+
+def check_quota_access(operation: Operation, context: RequestContext[Any]) -> None:
+    """Raises AdministrationRefused."""
+    if not may_on_quotas(operation, context):
         raise AdministrationRefused(ErrorCode.cluster_authorization_failed, "Cluster authorization failed.")
 
 

@@ -78,6 +78,8 @@ def mutation_throttle(context: RequestContext[UsesMutationQuota], api: str) -> i
     """Returns the pause that the response asks this client for."""
     pause_s = _pause_s(context)
     context.parts.metrics.quota_throttle_seconds.labels(QuotaKind.MUTATION).inc(pause_s)
+    if pause_s and context.tenant is not None:
+        context.parts.metrics.tenants.note_throttle(context.tenant.name, pause_s)
     pause_ms = math.ceil(pause_s * 1000)
     context.parts.overload.count_pause(api, pause_ms)
     return i32Timedelta.parse(timedelta(milliseconds=pause_ms))

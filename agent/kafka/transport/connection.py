@@ -529,6 +529,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
         if entry.response.cancelled():
             return
         error = entry.response.exception()
+        if error is not None and entry.tenant is not None:
+            self._shared.usage.traffic.note_failure(entry.tenant)
         if isinstance(error, CloseConnection):
             self.close("refused", api=entry.request.api.name, error=str(error))
         elif error is not None:

@@ -95,7 +95,20 @@ class Rights:
             return self._operations_in_tenant(resource_type, name)
         return NO_OPERATION if tenant_of(name) is not None else self._decided(resource_type, name)
 
-    def _operations_in_tenant(self, resource_type: ResourceType, name: str) -> int:
+    def allows_on_quotas(self, operation: Operation) -> bool:
+        """Returns whether the client may do this with client quotas. Those of a tenant are not the agents'
+        configs: in it, its admins and ACLs of its cluster decide.
+        """
+        found = (
+            self._operations_in_tenant(ResourceType.CLUSTER, CLUSTER_NAME, beyond=0)
+            if self._scope
+            else self.operations(ResourceType.CLUSTER, CLUSTER_NAME)
+        )
+        return bool(found >> operation & 1)
+
+    def _operations_in_tenant(
+        self, resource_type: ResourceType, name: str, beyond: int = _BEYOND_TENANT
+    ) -> int:
         is_cluster = resource_type is ResourceType.CLUSTER
         if is_cluster:
             name = self._scope + name
@@ -105,7 +118,7 @@ class Rights:
             found = EVERY_OPERATION
         else:
             found = self._decided(resource_type, name)
-        return found & ~_BEYOND_TENANT if is_cluster else found
+        return found & ~beyond if is_cluster else found
 
     def _decided(self, resource_type: ResourceType, name: str) -> int:
         index = self._authorizer.index

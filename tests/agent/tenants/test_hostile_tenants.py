@@ -6,7 +6,7 @@ import random
 from collections.abc import AsyncIterator
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import timedelta
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Final, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 import pytest
@@ -26,6 +26,7 @@ from agent.kafka.served import APIS
 from agent.tenants.api_names import API_NAMES
 from sequencer.commits.producers import ProducerIdentity
 from sequencer.security.acl import Acl, AclFilter, Operation, PatternType, Permission, ResourceType
+from sequencer.security.quotas import Entity
 from storage.identifiers import ProducerId
 from tests.agent.kafka.apis.produce.test_produced_transactions import begin, code_of
 from tests.agent.read_path.wire import request
@@ -39,6 +40,7 @@ TOPIC = "beta-marker-topic"
 LISTED = "beta-listed-topic"
 """The other tenant's, too. The hostile client never says this name, only the topic's id."""
 RECORD = "beta-marker-record"
+QUOTA: Final[Entity] = frozenset({("user", f"beta~{TOPIC}"), ("client-id", f"beta~{LISTED}")})
 LISTED_TRANSACTIONS = 1_000
 """The least that the setting allows."""
 NO_IDENTITY = ProducerIdentity(producer_id=ProducerId(-1), producer_epoch=-1)
@@ -63,6 +65,7 @@ async def agent(module_database_url: str) -> AsyncIterator[Running]:
                 permission=Permission.ALLOW,
             )
             await sequencer.acls.add([acl], 100)
+            await sequencer.client_quotas.alter({QUOTA: {"producer_byte_rate": 1e9}}, 10)
         yield started
 
 
@@ -86,6 +89,10 @@ def made(hint: Any, name: str, of_topic: UUID, chance: random.Random, by_name: s
         return of_topic
     if hint is bytes:
         return b""
+    if name == "entity_type":
+        return hint(chance.choice(("user", "client-id", "ip")))
+    if isinstance(hint, type) and issubclass(hint, float):
+        return hint(1.0)
     if isinstance(hint, type) and issubclass(hint, str):
         return hint(f"User:{by_name}") if "principal" in name else hint(by_name)
     if isinstance(hint, type) and issubclass(hint, bool):
@@ -142,6 +149,7 @@ async def test_no_answer_has_what_belongs_to_another_tenant(agent: Running, api:
     async with opened_of(agent) as sequencer:  # what is the other's is still there
         assert len(await sequencer.topics.by_name([f"beta~{TOPIC}", f"beta~{LISTED}"])) == 2
         assert len(await sequencer.acls.matching(acls_of_beta(), 10)) == 1
+        assert (await sequencer.client_quotas.all())[QUOTA] == {"producer_byte_rate": 1e9}
         assert len(await sequencer.user_credentials.of(["beta~alice", "beta~bob"])) == 2
 
 

@@ -11,6 +11,7 @@ from sequencer.security.acl import Acl, AclFilter, Operation, PatternType, Permi
 from sequencer.security.credentials import CredentialKey, ScramMechanism
 from sequencer.tenants.tenant_limits import TenantLimitReached, TenantLimits
 from sequencer.tenants.tenants import TenantExists, TenantNotEmpty, UnknownTenant, Used
+from sequencer.topics.topic_config import TopicConfig
 from tests.agent.running import until_answered
 from tests.agent.security.logins.users import add_user, keys_for, produced, remove_user
 from tests.agent.tenants.two_tenants import login_of, opened, tenants_agent
@@ -44,6 +45,35 @@ async def test_a_topic_above_the_limits_is_refused(database_url: str) -> None:
         altered = await sequencer.topics.alter_config("acme~b", {}, ["retention.ms"])
         assert altered.config == {"retention.ms": "1000"}
         await sequencer.topics.create("free", 1, {"retention.ms": "-1"})
+
+
+@pytest.mark.parametrize("policy", ["compact", "", " compact "])
+async def test_no_policy_without_delete_passes_a_limit_of_retention(database_url: str, policy: str) -> None:
+    """Records would stay for ever, whatever `retention.ms` says."""
+    async with opened(database_url) as sequencer:
+        for limit in ("retention_ms", "retention_bytes"):
+            name, limits = limit.replace("_", "-"), TenantLimits(**{limit: 1_000})
+            await sequencer.tenants.create(name, [], limits)
+            with pytest.raises(TenantLimitReached, match="needs delete"):
+                await sequencer.topics.create(f"{name}~a", 1, {"cleanup.policy": policy})
+            await sequencer.topics.create(f"{name}~a", 1, {"cleanup.policy": "compact, delete"})
+            with pytest.raises(TenantLimitReached, match="needs delete"):
+                await sequencer.topics.alter_config(f"{name}~a", {"cleanup.policy": policy})
+        await sequencer.tenants.create("free", [], TenantLimits(topics=1))
+        await sequencer.topics.create("free~a", 1, {"cleanup.policy": policy})
+
+
+@pytest.mark.parametrize("name", ["retention.ms", "tidelog.history.retention.ms"])
+async def test_unlimited_retention_passes_no_limit(database_url: str, name: str) -> None:
+    async with opened(database_url) as sequencer:
+        await sequencer.tenants.create("acme", [], TenantLimits(retention_ms=1_000))
+        with pytest.raises(TenantLimitReached, match=name):
+            await sequencer.topics.create("acme~a", 1, {name: "-1"})
+        # What stays in the log is never more than retention.ms.
+        made = await sequencer.topics.create("acme~a", 1, {"local.retention.ms": "-1"})
+        assert TopicConfig.of(made.config).local_retention_ms == 1_000
+        with pytest.raises(TenantLimitReached, match=name):
+            await sequencer.topics.alter_config("acme~a", {name: "-1"})
 
 
 async def test_two_agents_at_once_never_pass_a_limit(database_url: str) -> None:
