@@ -55,13 +55,19 @@ class TokenService:
         self._duration_s = duration_s
         self._timeout_s = timeout_s
         self._session: Any = None
+        self._loading = asyncio.Lock()
+
+    async def load(self) -> None:
+        """Loads the library, once."""
+        async with self._loading:
+            if self._session is None:
+                self._session = await asyncio.to_thread(_loaded_session)
 
     async def keys_for(self, prefix: str, session_name: str) -> ScopedKeys:
         """`prefix`: of keys in the bucket, with a slash at its end. `session_name`: 2 to 64 letters that
         AWS' audit log shows. Raises NoScopedKeys.
         """
-        if self._session is None:
-            self._session = await asyncio.to_thread(_loaded_session)
+        await self.load()
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._assumed(prefix, session_name)
@@ -85,7 +91,6 @@ class TokenService:
                     connect_timeout=self._timeout_s,
                     read_timeout=self._timeout_s,
                     retries={"total_max_attempts": _ATTEMPTS},
-                    sts_regional_endpoints="regional",
                 ),
             ) as client:
                 answer = await client.assume_role(

@@ -85,6 +85,7 @@ class VendedKeys:
         return keys
 
     async def _renewed(self, prefix: str, session_name: str) -> ScopedKeys:
+        await self._service.load()
         lock = self._asking.setdefault(prefix, asyncio.Lock())
         try:
             async with asyncio.timeout(self._longest_wait_s), lock:
