@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
@@ -48,12 +49,14 @@ from sequencer.cluster.ownership import OwnershipLost
 from sequencer.cluster.store_identity import WrongStore
 from sequencer.commits.coordinates import RunCoordinate
 from sequencer.database.database import SequencerUnavailable
-from storage.stores.object_store import ObjectStore, StoreUnavailable
+from storage.scoped_keys import TokenService
+from storage.stores.object_store import ObjectStore, StoreUnavailable, StoreUrl
 from storage.stores.open_store import open_store
 from storage.threads import Threads
 
 if TYPE_CHECKING:
     from agent.http.server import HttpServer
+    from agent.http.vended_keys import VendedKeys
 
 log = logging.getLogger("tidelog")
 
@@ -411,9 +414,7 @@ class App:
 
         settings = self._settings
         reached = self._reached
-        file_io = file_io_config(
-            settings.store_url, self._app_settings.store, vend_credentials=settings.iceberg_vend_credentials
-        )
+        file_io = file_io_config(settings.store_url, self._app_settings.store)
         sasl, access = self._app_settings.sasl, None
         if sasl.http_authentication:
             access = HttpAccess(
@@ -434,13 +435,37 @@ class App:
             committed=reached.committed,
             default_partitions=settings.default_partitions,
             max_partitions_per_topic=settings.max_partitions_per_topic,
-            routers=(router(lambda: reached.sequencer, lambda: reached.store, file_io),),
+            routers=(router(lambda: reached.sequencer, lambda: reached.store, file_io, self._vended_keys()),),
             registry=self.metrics.registry,
             before_metrics=self._name_topics,
         )
         context = self._http_context
         tls = None if context is None else HttpTls(acceptor=self._tls.acceptor("http"), context=context)
         return HttpServer(create_http_app(parts), listening, tls=tls)
+
+    def _vended_keys(self) -> "VendedKeys | None":
+        from agent.http.vended_keys import VendedKeys
+
+        settings, store = self._settings, StoreUrl.parse(self._settings.store_url)
+        if settings.iceberg_sts_role_arn is None or store.scheme != "s3":
+            return None
+        duration_s, timeout_s = settings.iceberg_sts_duration_s, settings.iceberg_sts_timeout_s
+        service = TokenService(
+            store,
+            self._app_settings.store,
+            role_arn=settings.iceberg_sts_role_arn,
+            endpoint=settings.iceberg_sts_endpoint,
+            duration_s=duration_s,
+            timeout_s=timeout_s,
+        )
+        return VendedKeys(
+            service,
+            store,
+            duration_s=duration_s,
+            timeout_s=timeout_s,
+            most_tables=settings.iceberg_sts_tables,
+            utc_now=lambda: datetime.now(UTC),
+        )
 
     async def _name_topics(self) -> None:
         """Looks up the names of topics that `/metrics` has counts of. Without a database it shows the known

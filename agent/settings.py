@@ -82,10 +82,20 @@ class AgentSettings(Settings):
     """The URL of the HTTP side for others, shown in `/v1/cluster` and the catalog. By default made of
     `http_host` and the bound port.
     """
-    iceberg_vend_credentials: bool = False
-    """Whether the Iceberg catalog gives the store's keys to its readers. Use it only if all that reach the
-    catalog may have the keys.
-    """
+    iceberg_sts_role_arn: str | None = Field(
+        default=None, pattern=r"^arn:[^:]*:[^:]*:[^:]*:[^:]*:.+", min_length=20
+    )
+    """The role that the agent assumes for readers of the Iceberg catalog, who get temporary keys that read one
+    table. MinIO takes any role. Unset: the catalog gives no keys."""
+    iceberg_sts_endpoint: str | None = Field(default=None, pattern="^https?://[^/@]+/?$")
+    """The URL of the Security Token Service (STS). MinIO's is that of the store. Unset: AWS' in the bucket's
+    region."""
+    iceberg_sts_duration_s: int = Field(default=3600, ge=900, le=43_200)
+    """The life of such keys. They are given to readers for up to two thirds of it."""
+    iceberg_sts_timeout_s: float = Field(default=5.0, gt=0)
+    """The longest that one call to STS takes."""
+    iceberg_sts_tables: int = Field(default=1_000, ge=1)
+    """The most tables whose temporary keys an agent keeps. Past it, it drops the least used."""
     max_request_bytes: int = Field(default=104_857_600, ge=1024)
     """A larger frame closes its connection (Kafka's socket.request.max.bytes)."""
     max_control_request_bytes: int = Field(default=2_097_152, ge=1024)

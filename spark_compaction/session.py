@@ -273,6 +273,9 @@ def _catalog(settings: CompactionSettings) -> dict[str, str]:
     ):
         conf[f"{prefix}.s3.access-key-id"] = settings.s3_access_key
         conf[f"{prefix}.s3.secret-access-key"] = settings.s3_secret_key.get_secret_value()
+    else:
+        # Keys of the agent's STS, if it has one. Otherwise the usual AWS chain's.
+        conf[f"{prefix}.header.X-Iceberg-Access-Delegation"] = "vended-credentials"
     return conf
 
 

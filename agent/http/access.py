@@ -97,6 +97,7 @@ CHECKS: Final[Mapping[tuple[str, str], tuple[RouteCheck, ...]]] = MappingProxyTy
         ("GET", "/iceberg/v1/namespaces/{namespace}/tables"): (_topic(Operation.DESCRIBE),),
         ("GET", _TABLE): _READ_TABLE,
         ("HEAD", _TABLE): _READ_TABLE,
+        ("GET", f"{_TABLE}/credentials"): _READ_TABLE,
         ("POST", f"{_TABLE}/metrics"): (),
         **{(method, "/iceberg/v1/{refused:path}"): () for method in ("GET", "HEAD", "POST", "PUT", "DELETE")},
     }

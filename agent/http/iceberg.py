@@ -9,26 +9,33 @@ Served: config, namespaces, tables, load table, and the metrics reports that Spa
 form: clients map their `type` to exceptions.
 
 `loadTable` answers with the metadata file that the pointer in Postgres names, so a reader sees only whole
-snapshots.
+snapshots. A client that asks for vended credentials gets keys that read this table, if the agent has an STS
+(`agent/http/vended_keys.py`). Nobody gets the agent's own.
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from agent.http.access import is_allowed, require
+from agent.http.vended_keys import PAUSE_S, VendedKeys
 from sequencer.client import Sequencer
 from sequencer.database.database import SequencerUnavailable
 from sequencer.history.history import TABLES_PER_PAGE
 from sequencer.history.history_values import HistoryTable
 from sequencer.security.acl import Operation, ResourceType
+from storage.scoped_keys import NoScopedKeys, ScopedKeys
 from storage.stores.object_store import ObjectNotFound, ObjectStore, StoreSettings, StoreUnavailable, StoreUrl
 
 NAMESPACE = "topics"
+_VENDED = "vended-credentials"
+_NOT_KEPT = {"Cache-Control": "no-store"}
 _ENDPOINTS = (
     "GET /v1/{prefix}/namespaces",
     "GET /v1/{prefix}/namespaces/{namespace}",
@@ -36,14 +43,13 @@ _ENDPOINTS = (
     "GET /v1/{prefix}/namespaces/{namespace}/tables",
     "GET /v1/{prefix}/namespaces/{namespace}/tables/{table}",
     "HEAD /v1/{prefix}/namespaces/{namespace}/tables/{table}",
+    "GET /v1/{prefix}/namespaces/{namespace}/tables/{table}/credentials",
     "POST /v1/{prefix}/namespaces/{namespace}/tables/{table}/metrics",
 )
 
 
-def file_io_config(store_url: str, settings: StoreSettings, *, vend_credentials: bool) -> dict[str, str]:
-    """Returns how readers reach the files. Readers may override each property. Keys are included only if a
-    setting allows it.
-    """
+def file_io_config(store_url: str, settings: StoreSettings) -> dict[str, str]:
+    """Returns how readers reach the files, without keys. Readers may override each property."""
     url = StoreUrl.parse(store_url)
     if url.scheme == "file":
         return {"io-impl": "org.apache.iceberg.hadoop.HadoopFileIO"}
@@ -58,11 +64,6 @@ def file_io_config(store_url: str, settings: StoreSettings, *, vend_credentials:
         config["s3.sse.type"] = "kms" if settings.s3_sse == "aws:kms" else "s3"
         if settings.s3_sse_kms_key_id is not None:
             config["s3.sse.key"] = settings.s3_sse_kms_key_id
-    if vend_credentials and settings.s3_access_key and settings.s3_secret_key:
-        config |= {
-            "s3.access-key-id": settings.s3_access_key,
-            "s3.secret-access-key": settings.s3_secret_key.get_secret_value(),
-        }
     return config
 
 
@@ -70,11 +71,12 @@ def router(
     sequencer: Callable[[], Sequencer | None],
     store: Callable[[], ObjectStore | None],
     file_io: Mapping[str, str],
+    vended: VendedKeys | None = None,
 ) -> APIRouter:
     """Both callables return None while the agent starts without its database or bucket. The answer is then
-    503.
+    503. Without `vended`, the catalog gives no keys.
     """
-    catalog = _Catalog(sequencer, store, file_io)
+    catalog = _Catalog(sequencer, store, file_io, vended)
     routes = APIRouter(prefix="/iceberg/v1", tags=["iceberg"])
     routes.add_api_route("/config", catalog.config, methods=["GET"])
     routes.add_api_route("/namespaces", catalog.namespaces, methods=["GET"])
@@ -83,6 +85,9 @@ def router(
     routes.add_api_route("/namespaces/{namespace}/tables", catalog.tables, methods=["GET"])
     routes.add_api_route("/namespaces/{namespace}/tables/{table}", catalog.load_table, methods=["GET"])
     routes.add_api_route("/namespaces/{namespace}/tables/{table}", catalog.table_exists, methods=["HEAD"])
+    routes.add_api_route(
+        "/namespaces/{namespace}/tables/{table}/credentials", catalog.credentials, methods=["GET"]
+    )
     routes.add_api_route("/namespaces/{namespace}/tables/{table}/metrics", catalog.metrics, methods=["POST"])
     routes.add_api_route("/{refused:path}", catalog.refuse, methods=["GET", "HEAD", "POST", "PUT", "DELETE"])
     return routes
@@ -94,13 +99,12 @@ class _Catalog:
         sequencer: Callable[[], Sequencer | None],
         store: Callable[[], ObjectStore | None],
         file_io: Mapping[str, str],
+        vended: VendedKeys | None,
     ) -> None:
         self._sequencer = sequencer
         self._store = store
         self._file_io = file_io
-        # Clients that ask for vended credentials look for them, and for the endpoint that they belong to, in
-        # the table's answer.
-        self._vends = "s3.secret-access-key" in file_io
+        self._vended = vended
 
     async def config(self) -> JSONResponse:
         return JSONResponse({"defaults": dict(self._file_io), "overrides": {}, "endpoints": _ENDPOINTS})
@@ -152,12 +156,22 @@ class _Catalog:
         table: str,
         snapshots: Literal["all", "refs"] = "all",
         if_none_match: Annotated[str | None, Header()] = None,
+        x_iceberg_access_delegation: Annotated[str, Header()] = "",
     ) -> Response:
-        """`refs`: return only the snapshots that a branch or a tag names. The ETag covers both."""
+        """`refs`: return only the snapshots that a branch or a tag names. The ETag covers both, and the
+        keys: a reader whose copy of the table is whole but whose keys are not the newest gets an answer.
+        """
         found = await self._find(namespace, table)
         if not isinstance(found, HistoryTable):
             return found
-        etag = f'"{sha256(f"{found.metadata_key}?{snapshots}".encode()).hexdigest()[:32]}"'
+        keys = None
+        if self._vended is not None and _VENDED in map(str.strip, x_iceberg_access_delegation.split(",")):
+            try:
+                keys = await self._vended.of(found)
+            except NoScopedKeys as reason:
+                return _no_keys(reason)
+        version = f"{found.metadata_key}?{snapshots}" + ("" if keys is None else f"&{keys.access_key}")
+        etag = f'"{sha256(version.encode()).hexdigest()[:32]}"'
         if if_none_match is not None and etag in if_none_match:
             return Response(status_code=304, headers={"ETag": etag})
         store = self._store()
@@ -173,13 +187,41 @@ class _Catalog:
         # The key is relative to the store's prefix. The part behind the topic's id is relative to the table's
         # location.
         location = f"{metadata['location']}/{found.metadata_key.split(f'/{found.topic_id}/', 1)[1]}"
-        config = {
-            name: value for name, value in self._file_io.items() if name.startswith("s3.") and self._vends
-        }
         if snapshots == "refs":
             metadata = _with_referenced_snapshots(metadata)
-        content = {"metadata-location": location, "metadata": metadata, "config": config}
-        return JSONResponse(content, headers={"ETag": etag})
+        content = {"metadata-location": location, "metadata": metadata, "config": {}}
+        if keys is None:
+            return JSONResponse(content, headers={"ETag": etag})
+        given = self._given(found, keys)
+        content |= {"config": given["config"], "storage-credentials": [given]}
+        return JSONResponse(content, headers={"ETag": etag, **_NOT_KEPT})
+
+    async def credentials(self, namespace: str, table: str) -> Response:
+        """Clients ask for newer keys here before theirs expire. Empty if this agent has no STS."""
+        found = await self._find(namespace, table)
+        if not isinstance(found, HistoryTable):
+            return found
+        if self._vended is None:
+            return JSONResponse({"storage-credentials": []})
+        try:
+            keys = await self._vended.of(found)
+        except NoScopedKeys as reason:
+            return _no_keys(reason)
+        return JSONResponse({"storage-credentials": [self._given(found, keys)]}, headers=_NOT_KEPT)
+
+    def _given(self, table: HistoryTable, keys: ScopedKeys) -> dict[str, Any]:
+        """Returns the keys, and the endpoint that they belong to: clients look for both in one place."""
+        assert self._vended is not None, "it gave the keys"
+        name = quote(table.table_name, safe="")
+        config = {
+            **{name: value for name, value in self._file_io.items() if name.startswith("s3.")},
+            "s3.access-key-id": keys.access_key,
+            "s3.secret-access-key": keys.secret_key,
+            "s3.session-token": keys.session_token,
+            "s3.session-token-expires-at-ms": str(int(keys.expires_at.timestamp() * 1000)),
+            "client.refresh-credentials-endpoint": f"v1/namespaces/{NAMESPACE}/tables/{name}/credentials",
+        }
+        return {"prefix": self._vended.location_of(table), "config": config}
 
     async def table_exists(self, namespace: str, table: str) -> Response:
         found = await self._find(namespace, table)
@@ -242,6 +284,15 @@ def _no_namespace(namespace: str) -> JSONResponse:
 
 def _away(what: str) -> JSONResponse:
     return _error(503, "ServiceUnavailableException", f"not available now: {what}")
+
+
+def _no_keys(reason: NoScopedKeys) -> JSONResponse:
+    answer = _away(
+        f"keys that read this table ({reason}). Try again, or read with your own keys and without the header "
+        "X-Iceberg-Access-Delegation"
+    )
+    answer.headers["Retry-After"] = str(math.ceil(PAUSE_S))
+    return answer
 
 
 def _error(code: int, kind: str, message: str) -> JSONResponse:

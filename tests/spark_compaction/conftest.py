@@ -73,7 +73,7 @@ class CatalogServer:
         self._sequencer: Sequencer | None = None
         self._store: ObjectStore | None = None
         app = FastAPI(lifespan=self._lifespan)
-        file_io = iceberg.file_io_config(store_url, store_settings, vend_credentials=True)
+        file_io = iceberg.file_io_config(store_url, store_settings)
         app.include_router(iceberg.router(lambda: self._sequencer, lambda: self._store, file_io))
         self._server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
         self._thread = threading.Thread(target=asyncio.run, args=(self._server.serve(),), daemon=True)

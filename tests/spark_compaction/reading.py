@@ -33,7 +33,7 @@ async def spark_rows(settings: CompactionSettings, topic: str) -> Rows:
 
 async def iceberg_table(settings: CompactionSettings, topic: str) -> pa.Table:
     """The whole history by PyIceberg, through the REST catalog and nothing of Tidelog."""
-    return await asyncio.to_thread(_scan, settings.http_url, topic)
+    return await asyncio.to_thread(_scan, settings, topic)
 
 
 async def iceberg_rows(settings: CompactionSettings, topic: str) -> Rows:
@@ -52,8 +52,14 @@ def written_rows(log: Log, topic: str) -> Rows:
     return _in_order(log.expected[topic])
 
 
-def _scan(http_url: str, topic: str) -> pa.Table:
-    catalog = RestCatalog("tidelog", uri=f"{http_url}/iceberg")
+def _scan(settings: CompactionSettings, topic: str) -> pa.Table:
+    keys = {}
+    if settings.s3_access_key is not None and settings.s3_secret_key is not None:
+        keys = {
+            "s3.access-key-id": settings.s3_access_key,
+            "s3.secret-access-key": settings.s3_secret_key.get_secret_value(),
+        }
+    catalog = RestCatalog("tidelog", uri=f"{settings.http_url}/iceberg", **keys)
     table: pa.Table = catalog.load_table(("topics", topic)).scan().to_arrow()
     return table
 

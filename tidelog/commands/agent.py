@@ -29,6 +29,7 @@ _GROUPS: Mapping[type[Settings], Mapping[str, str]] = {
     AgentSettings: {
         "database_url": "Where things are",
         "kafka_host": "Addresses",
+        "iceberg_sts_role_arn": "Keys for readers of the Iceberg catalog",
         "max_request_bytes": "Requests and connections",
         "auto_create_topics": "Topics and routing",
         "segment_size_bytes": "Writing",

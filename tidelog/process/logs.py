@@ -13,7 +13,18 @@ from datetime import UTC, datetime
 from typing import Any
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
-_QUIET = ("py4j", "urllib3", "httpx", "httpcore", "asyncio", "uvicorn", "numba", "pyiceberg")
+_QUIET = (
+    "py4j",
+    "urllib3",
+    "httpx",
+    "httpcore",
+    "asyncio",
+    "uvicorn",
+    "numba",
+    "pyiceberg",
+    "botocore",  # its debug lines hold what KMS and STS answer
+    "aiobotocore",
+)
 
 _MOST_AT_ONCE, _KIND_AGAIN_AFTER_S = 20, 10.0
 _STATE_AGAIN_AFTER_S = 60.0

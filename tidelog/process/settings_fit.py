@@ -23,7 +23,8 @@ from cache_ring.settings import CacheRingSettings
 from compactor.settings import HousekeeperSettings
 from sequencer.settings import SequencerSettings
 from storage.encryption.settings import EncryptionSettings
-from storage.stores.object_store import StoreSettings
+from storage.scoped_keys import PATTERN_LETTERS
+from storage.stores.object_store import StoreSettings, StoreUrl
 from tidelog.errors import UserError
 from tidelog.process.environment import Environment
 from tidelog.process.settings import ProcessSettings
@@ -83,11 +84,7 @@ def _faults(settings: AllSettings) -> Iterator[str]:
             "TIDELOG_HTTP_AUTHENTICATION is set, and TIDELOG_SASL_MECHANISMS names nothing: set it, for "
             "example to SCRAM-SHA-512"
         )
-    if settings.sasl.http_authentication and agent.iceberg_vend_credentials:
-        yield (
-            "TIDELOG_HTTP_AUTHENTICATION and TIDELOG_ICEBERG_VEND_CREDENTIALS exclude each other: the "
-            "store's keys open every topic, whatever ACLs say"
-        )
+    yield from _sts_faults(agent)
     if settings.sasl.mechanisms and not with_sasl and not settings.sasl.http_authentication:
         yield (
             "TIDELOG_SASL_MECHANISMS is set, and no listener asks clients to authenticate: set "
@@ -142,4 +139,33 @@ def _faults(settings: AllSettings) -> Iterator[str]:
             f"TIDELOG_PAGE_LOAD_TIMEOUT_S ({settings.ring.page_load_timeout_s:g}) must be at least "
             f"TIDELOG_S3_CALL_TIMEOUT_S ({settings.store.s3_call_timeout_s:g}): reads would be given up "
             "that the store is about to answer"
+        )
+
+
+def _sts_faults(agent: AgentSettings) -> Iterator[str]:
+    if agent.iceberg_sts_role_arn is None:
+        if agent.iceberg_sts_endpoint is not None:
+            yield (
+                "TIDELOG_ICEBERG_STS_ENDPOINT is set, and TIDELOG_ICEBERG_STS_ROLE_ARN is not: set the role, "
+                "for MinIO for example to arn:aws:iam::000000000000:role/readers"
+            )
+        return
+    try:
+        store = StoreUrl.parse(agent.store_url)
+    except ValueError:
+        return  # the start says what is wrong with it
+    if store.scheme != "s3":
+        yield (
+            "TIDELOG_ICEBERG_STS_ROLE_ARN is set, and TIDELOG_STORE_URL names no bucket: unset the role, "
+            f"because a store of kind {store.scheme} has no keys"
+        )
+    elif store.endpoint is not None and agent.iceberg_sts_endpoint is None:
+        yield (
+            "TIDELOG_ICEBERG_STS_ROLE_ARN is set, and the bucket is not on AWS: set "
+            f"TIDELOG_ICEBERG_STS_ENDPOINT, for MinIO to {store.endpoint}"
+        )
+    if set(PATTERN_LETTERS) & set(store.prefix):
+        yield (
+            f"TIDELOG_STORE_URL has one of the letters {PATTERN_LETTERS} in its prefix, patterns to "
+            "STS: unset TIDELOG_ICEBERG_STS_ROLE_ARN or move the store"
         )
