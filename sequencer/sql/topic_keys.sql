@@ -18,8 +18,8 @@ VALUES (%(topic_id)s::uuid, %(key_id)s::bigint, clock_timestamp())
 ON CONFLICT DO NOTHING
 
 -- name: add
--- The topic's row is locked against its deletion, which also deletes its keys. A reservation that is old counts
--- no more, because its copy may be deleted.
+-- The topic's row is locked against its deletion, which also deletes its keys. An old reservation counts no
+-- more, because its copy may be deleted.
 WITH added AS (
     INSERT INTO topic_keys (topic_id, version, key_id, wrapped_by, wrapped)
     SELECT topic_id, %(version)s::integer, %(key_id)s::bigint, %(wrapped_by)s::text, %(wrapped)s::bytea
