@@ -202,6 +202,7 @@ async def new_version(
     key = WrappedKey(
         topic_id=topic_id, version=version, key_id=key_id, wrapped_by=wrapped_by, wrapped=wrapped
     )
+    await rows.reserve(topic_id, key_id)
     try:
         await objects.put(key)
         found = await rows.add(key)

@@ -37,6 +37,7 @@ class Sight(StrEnum):
     HISTORY_RECORDED = "of them history files, retained or waiting for their deletion"
     JOURNAL = "of them entries and checkpoints of the journal"
     IDENTITY = "of them such as name the cluster or its owner"
+    KEY = "of them keys of topics, encrypted"
     BACKUP = "of them backups of Postgres"
     HISTORY_RESERVED = "of them under the prefix of a history job"
 

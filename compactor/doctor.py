@@ -53,6 +53,7 @@ from sequencer.housekeeping.retention import BEFORE_ALL as BEFORE_ALL_PARTITIONS
 from storage.batches.batch_validation import InvalidBatch, check_crc
 from storage.batches.byte_arrays import Buffer
 from storage.batches.record_batch import index_batches, read_header
+from storage.encryption.key_objects import CorruptKeyObject, KeyObjects, WrappedKey
 from storage.identifiers import ObjectKey, Offset, SegmentId
 from storage.segments.keys import (
     backups_prefix,
@@ -63,6 +64,7 @@ from storage.segments.keys import (
     journal_prefix,
     ownership_key,
     segment_id_of,
+    topic_key_of,
 )
 from storage.segments.segment import CorruptSegment, FooterRun, SegmentFooter, verify_segment
 from storage.settings import Settings
@@ -116,12 +118,20 @@ class ObjectCensus:
         journal = (journal_prefix(self._cluster), checkpoints_prefix(self._cluster))
         sights.update({key: Sight.JOURNAL for key in keys if key.startswith(journal)})
         sights.update({key: Sight.BACKUP for key in keys if key.startswith(backups_prefix(self._cluster))})
+        sights.update(await self._key_sights(keys))
         sights.update(await self._history_sights(history))
         if chart is not None:
             for sight in sights.values():
                 if sight is not None:
                     chart.saw(sight)
         return [key for key, sight in sights.items() if sight is None]
+
+    async def _key_sights(self, keys: Collection[ObjectKey]) -> dict[ObjectKey, Sight | None]:
+        copies = {key: copy for key in keys if (copy := topic_key_of(key)) is not None}
+        if not copies:
+            return {}
+        known = await self._sequencer.topic_keys.known(list(copies.values()))
+        return {key: Sight.KEY if copy in known else None for key, copy in copies.items()}
 
     async def _history_sights(self, keys: Sequence[ObjectKey]) -> dict[ObjectKey, Sight | None]:
         """Reads the prefixes first: a job's objects are recorded before its prefix is given up."""
@@ -257,9 +267,10 @@ async def examine(
     """
     chart = Chart(settings.doctor_findings)
     await ObjectCensus(sequencer, store, cluster, chart, page=settings.doctor_page).take()
-    doctor = _Doctor(sequencer, store, chart, settings, verify_contents)
+    doctor = _Doctor(sequencer, store, cluster, chart, settings, verify_contents)
     await doctor.check_ownership()
     await doctor.check_journal()
+    await doctor.check_keys()
     await doctor.check_segments()
     await doctor.check_partitions()
     await doctor.check_producers()
@@ -274,6 +285,7 @@ class _Doctor:
         self,
         sequencer: Sequencer,
         store: ObjectStore,
+        cluster: str,
         chart: Chart,
         settings: DoctorSettings,
         verify_contents: bool,
@@ -281,6 +293,7 @@ class _Doctor:
         self._sequencer = sequencer
         self._database = sequencer.inspection
         self._store = store
+        self._key_objects = KeyObjects(store, cluster)
         self._chart = chart
         self._page = settings.doctor_page
         self._requests = settings.doctor_requests
@@ -305,6 +318,30 @@ class _Doctor:
             self._found(
                 Fault.OLD_JOURNAL, "the journal", f"{what} role jobs run, and can it write to the bucket?"
             )
+
+    async def check_keys(self) -> None:
+        """Checks that the bucket has each key of an encrypted topic, for a rebuilt log."""
+        page: list[WrappedKey] = []
+        async for one in self._sequencer.topic_keys.all():
+            page.append(one.key)
+            if len(page) == self._page:
+                await self._for_each(page, self._check_key)
+                page = []
+        await self._for_each(page, self._check_key)
+
+    async def _check_key(self, key: WrappedKey) -> None:
+        what = "a rebuilt log could not read the topic; `tidelog keys rewrap` writes it again"
+        place = (key.topic_id, key.key_id)
+        try:
+            if (await self._key_objects.get(*place)).wrapped == key.wrapped:
+                return
+            fault, why = Fault.CORRUPT_OBJECT, "it differs from the database"
+        except CorruptKeyObject as error:
+            fault, why = Fault.CORRUPT_OBJECT, str(error)
+        except ObjectNotFound:
+            fault, why = Fault.MISSING_OBJECT, "it is a topic's key"
+        if await self._sequencer.topic_keys.of_id(*place) == key:  # neither rewrapped nor destroyed meanwhile
+            self._found(fault, self._key_objects.object_key(*place), f"{why}: {what}")
 
     async def check_segments(self) -> None:
         """Checks every object that a run refers to."""

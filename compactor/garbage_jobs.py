@@ -151,11 +151,11 @@ class GarbageDeletionJob:
         return len(page.due), await self._garbage.sweep(page, self._partitions)
 
 
-class DestroyedKeysJob:
+class KeyCopiesJob:
     """Deletes the bucket's copies of the keys of deleted topics at once, and again when no late write can
-    bring them back."""
+    bring them back. Deletes copies of keys that were never finished."""
 
-    name = "destroyed-keys"
+    name = "key-copies"
 
     def __init__(
         self, sequencer: Sequencer, store: ObjectStore, cluster: str, settings: HousekeeperSettings
@@ -168,7 +168,7 @@ class DestroyedKeysJob:
         self._cap = settings.garbage_segments_per_step
 
     async def step(self, progress: str | None) -> Step:
-        due = await self._rows.destroyed(late_write_window_s=self._late_write_window_s, cap=self._cap)
+        due = await self._rows.copies_to_delete(late_write_window_s=self._late_write_window_s, cap=self._cap)
         if due:
             async with self._sequencer.ownership.demanded():
                 await self._objects.delete((key.topic_id, key.key_id) for key in due)

@@ -31,11 +31,11 @@ from prometheus_client import CollectorRegistry
 
 from compactor.cleaning import Cleaner, CleaningDiscoveryJob
 from compactor.garbage_jobs import (
-    DestroyedKeysJob,
     DoomingJob,
     GarbageDeletionJob,
     GarbageScanJob,
     HistoryGarbageJob,
+    KeyCopiesJob,
 )
 from compactor.history_log_jobs import HistoryRetentionJob, LocalRetentionJob
 from compactor.job import Job, Step
@@ -207,7 +207,7 @@ class Housekeeper:
             GarbageScanJob(sequencer, settings),
             GarbageDeletionJob(sequencer, store, settings),
             HistoryGarbageJob(sequencer, store, settings),
-            DestroyedKeysJob(sequencer, store, cluster, settings),
+            KeyCopiesJob(sequencer, store, cluster, settings),
             MergeDiscoveryJob(sequencer, settings, self.merger.policy),
             CleaningDiscoveryJob(sequencer, settings),
             ObserverJob(sequencer, settings),

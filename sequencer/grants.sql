@@ -29,7 +29,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON time_partitions TO {role};
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     aborted_transactions, acls, agents, changed_topics, cleanings, client_quotas, committed_offsets,
-    destroyed_keys, gone_ranges,
+    key_copies_to_delete, gone_ranges,
     group_members, groups, history_files, history_jobs, history_objects, history_partitions,
     history_raw_ranges, history_tables, holds, merge_candidates, partitions, pending_offsets,
     producer_state, quota_use, runs, segments, sink_batches, sinks, tenant_reports,

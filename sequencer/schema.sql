@@ -204,12 +204,12 @@ CREATE TABLE topic_keys (
 );
 CREATE UNIQUE INDEX topic_keys_by_id ON topic_keys (topic_id, key_id);
 
--- Keys of deleted topics, whose copies in the bucket are deleted, and once more when no late write can bring
--- them back.
-CREATE TABLE destroyed_keys (
+-- Copies of topics' keys that may be in the bucket and that no row of topic_keys has: of deleted topics, and
+-- of keys that are being made. They are deleted, and once more when no late write can bring them back.
+CREATE TABLE key_copies_to_delete (
     topic_id uuid NOT NULL,
     key_id bigint NOT NULL,
-    deleted_at timestamptz,  -- when the copy was deleted
+    deleted_at timestamptz,  -- the first time, or when the key was about to be made
     PRIMARY KEY (topic_id, key_id)
 );
 

@@ -122,7 +122,7 @@ NOT_IN_THE_JOURNAL: Final = frozenset(
         "user_credentials",
         "quota_use",
         "topic_keys",
-        "destroyed_keys",
+        "key_copies_to_delete",
     }
 )
 """Tables about current work, the bucket's owner, counts, observations, recent changes of topics, how far logs

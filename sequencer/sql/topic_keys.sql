@@ -12,15 +12,39 @@ WHERE topic_id = %(topic_id)s::uuid AND version = %(version)s::integer
 SELECT topic_id, version, key_id, wrapped_by, wrapped FROM topic_keys
 WHERE topic_id = %(topic_id)s::uuid AND key_id = %(key_id)s::bigint
 
--- name: add
--- The topic's row is locked against its deletion, which also deletes its keys.
-INSERT INTO topic_keys (topic_id, version, key_id, wrapped_by, wrapped)
-SELECT topic_id, %(version)s::integer, %(key_id)s::bigint, %(wrapped_by)s::text, %(wrapped)s::bytea
-FROM (
-    SELECT topic_id FROM topics WHERE topic_id = %(topic_id)s::uuid AND deleted_at IS NULL FOR SHARE
-) AS live
+-- name: reserve
+INSERT INTO key_copies_to_delete (topic_id, key_id, deleted_at)
+VALUES (%(topic_id)s::uuid, %(key_id)s::bigint, clock_timestamp())
 ON CONFLICT DO NOTHING
-RETURNING version
+
+-- name: add
+-- The topic's row is locked against its deletion, which also deletes its keys. An old reservation counts no
+-- more, because its copy may be deleted.
+WITH added AS (
+    INSERT INTO topic_keys (topic_id, version, key_id, wrapped_by, wrapped)
+    SELECT topic_id, %(version)s::integer, %(key_id)s::bigint, %(wrapped_by)s::text, %(wrapped)s::bytea
+    FROM (
+        SELECT topic_id FROM topics WHERE topic_id = %(topic_id)s::uuid AND deleted_at IS NULL FOR SHARE
+    ) AS live
+    WHERE EXISTS (
+        SELECT FROM key_copies_to_delete
+        WHERE topic_id = %(topic_id)s::uuid AND key_id = %(key_id)s::bigint
+            AND deleted_at > clock_timestamp() - make_interval(secs => %(reserved_s)s)
+    )
+    ON CONFLICT DO NOTHING
+    RETURNING topic_id, key_id
+)
+DELETE FROM key_copies_to_delete AS reserved USING added
+WHERE reserved.topic_id = added.topic_id AND reserved.key_id = added.key_id
+
+-- name: known
+-- Copies that have a reason to be in the bucket.
+SELECT topic_id, key_id
+FROM unnest(%(topic_ids)s::uuid[], %(key_ids)s::bigint[]) AS asked (topic_id, key_id)
+WHERE EXISTS (SELECT FROM topic_keys AS k WHERE (k.topic_id, k.key_id) = (asked.topic_id, asked.key_id))
+    OR EXISTS (
+        SELECT FROM key_copies_to_delete AS d WHERE (d.topic_id, d.key_id) = (asked.topic_id, asked.key_id)
+    )
 
 -- name: rewrap
 -- Only if no other rewrap came first.
@@ -37,21 +61,21 @@ ORDER BY keys.topic_id, keys.version LIMIT %(cap)s::integer
 
 -- name: destroy
 WITH gone AS (DELETE FROM topic_keys WHERE topic_id = %(topic_id)s::uuid RETURNING topic_id, key_id)
-INSERT INTO destroyed_keys (topic_id, key_id) SELECT topic_id, key_id FROM gone ON CONFLICT DO NOTHING
+INSERT INTO key_copies_to_delete (topic_id, key_id) SELECT topic_id, key_id FROM gone ON CONFLICT DO NOTHING
 
--- name: destroyed
--- Copies that were never deleted come first.
-SELECT topic_id, key_id, deleted_at IS NOT NULL AS is_last FROM destroyed_keys
+-- name: copies_to_delete
+-- Those that were never deleted come first.
+SELECT topic_id, key_id, deleted_at IS NOT NULL AS is_last FROM key_copies_to_delete
 WHERE deleted_at IS NULL OR deleted_at < clock_timestamp() - make_interval(secs => %(late_write_window_s)s)
 ORDER BY deleted_at IS NOT NULL, topic_id, key_id LIMIT %(cap)s::integer
 
 -- name: note_deleted
-UPDATE destroyed_keys AS d SET deleted_at = clock_timestamp()
+UPDATE key_copies_to_delete AS d SET deleted_at = clock_timestamp()
 FROM unnest(%(topic_ids)s::uuid[], %(key_ids)s::bigint[]) AS done (topic_id, key_id)
 WHERE d.topic_id = done.topic_id AND d.key_id = done.key_id AND d.deleted_at IS NULL
 
--- name: forget_destroyed
-DELETE FROM destroyed_keys AS d
+-- name: forget_copies
+DELETE FROM key_copies_to_delete AS d
 USING unnest(%(topic_ids)s::uuid[], %(key_ids)s::bigint[]) AS done (topic_id, key_id)
 WHERE d.topic_id = done.topic_id AND d.key_id = done.key_id
 
@@ -78,5 +102,5 @@ VALUES (%(topic_id)s::uuid, %(version)s::integer, %(key_id)s::bigint, %(wrapped_
 ON CONFLICT (topic_id, key_id) DO UPDATE SET wrapped_by = EXCLUDED.wrapped_by, wrapped = EXCLUDED.wrapped
 
 -- name: destroy_copy
-INSERT INTO destroyed_keys (topic_id, key_id) VALUES (%(topic_id)s::uuid, %(key_id)s::bigint)
+INSERT INTO key_copies_to_delete (topic_id, key_id) VALUES (%(topic_id)s::uuid, %(key_id)s::bigint)
 ON CONFLICT (topic_id, key_id) DO UPDATE SET deleted_at = NULL

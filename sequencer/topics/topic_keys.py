@@ -2,6 +2,7 @@
 
 Promises:
 - Two who add the same version of a topic's key get one of them, and the same.
+- A copy in the bucket that no row has is deleted, also if its maker died.
 - A deleted topic has no keys: its deletion deletes them in the same transaction, and none is added later.
 - `rewrap` changes a row only if it is still as it was read, so it can be repeated and run twice at once.
 """
@@ -19,6 +20,8 @@ from storage.identifiers import KeyId, TopicId
 
 SQL = load_statements("topic_keys")
 _PER_PAGE: Final = 500
+_RESERVED_S: Final = 60.0
+"""How long after `reserve` a key can be added. Less than any window for late writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +32,11 @@ class ListedKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DestroyedKey:
+class CopyToDelete:
     topic_id: TopicId
     key_id: KeyId
     is_last: bool
-    """True: its copy was deleted once, and no late write can bring it back any more."""
+    """True: it was deleted once, and no late write can bring it back any more."""
 
 
 class TopicKeyRows:
@@ -54,9 +57,20 @@ class TopicKeyRows:
         rows = await self._database.read(SQL["of_version"], topic_id=topic_id, version=version)
         return key_of(rows[0]) if rows else None
 
+    async def reserve(self, topic_id: TopicId, key_id: KeyId) -> None:
+        """Call it before the key's copy is written: if `add` does not follow, the copy is deleted."""
+        await self._database.run(SQL["reserve"], topic_id=topic_id, key_id=key_id)
+
+    async def known(self, copies: Sequence[tuple[TopicId, KeyId]]) -> set[tuple[TopicId, KeyId]]:
+        """Returns those copies that have a reason to be in the bucket."""
+        rows = await self._database.read(
+            SQL["known"], topic_ids=[copy[0] for copy in copies], key_ids=[copy[1] for copy in copies]
+        )
+        return {(TopicId(row.topic_id), KeyId(row.key_id)) for row in rows}
+
     async def add(self, key: WrappedKey) -> WrappedKey | None:
         """Returns the key of this version: this one, or the one that another added first. None: the topic is
-        deleted.
+        deleted, or the key was reserved too long ago.
         """
         await self._database.write(
             SQL["add"],
@@ -65,6 +79,7 @@ class TopicKeyRows:
             key_id=key.key_id,
             wrapped_by=key.wrapped_by,
             wrapped=key.wrapped,
+            reserved_s=_RESERVED_S,
         )
         return await self.of_version(key.topic_id, key.version)
 
@@ -90,17 +105,19 @@ class TopicKeyRows:
             if len(rows) < _PER_PAGE:
                 return
 
-    async def destroyed(self, *, late_write_window_s: float, cap: int) -> Sequence[DestroyedKey]:
-        """Keys of deleted topics whose copy in the bucket must be deleted now."""
-        rows = await self._database.run(SQL["destroyed"], late_write_window_s=late_write_window_s, cap=cap)
+    async def copies_to_delete(self, *, late_write_window_s: float, cap: int) -> Sequence[CopyToDelete]:
+        """Copies of keys in the bucket that must be deleted now."""
+        rows = await self._database.run(
+            SQL["copies_to_delete"], late_write_window_s=late_write_window_s, cap=cap
+        )
         return [
-            DestroyedKey(topic_id=TopicId(row.topic_id), key_id=KeyId(row.key_id), is_last=row.is_last)
+            CopyToDelete(topic_id=TopicId(row.topic_id), key_id=KeyId(row.key_id), is_last=row.is_last)
             for row in rows
         ]
 
-    async def copies_deleted(self, keys: Sequence[DestroyedKey]) -> None:
+    async def copies_deleted(self, keys: Sequence[CopyToDelete]) -> None:
         """Notes that these copies are deleted. Forgets the keys for which this was the last time."""
-        for statement, is_last in (("note_deleted", False), ("forget_destroyed", True)):
+        for statement, is_last in (("note_deleted", False), ("forget_copies", True)):
             done = [key for key in keys if key.is_last is is_last]
             if done:
                 await self._database.run(

@@ -12,18 +12,22 @@ import asyncio
 import base64
 import binascii
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
+from uuid import UUID
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from storage.encryption.sealed_batches import KEY_BYTES
 from storage.encryption.settings import EncryptionSettings
-from storage.identifiers import KeyId, TopicId
+from storage.identifiers import NO_KEY_ID, KeyId, TopicId
 from storage.threads import Threads
 
 _NONCE_BYTES = 12
+_KMS = "aws-kms:"
+_NO_TOPIC = TopicId(UUID(int=0))
 
 
 class KeyUnavailable(Exception):
@@ -84,6 +88,8 @@ class FileKeys:
             for line in self._path.read_text(encoding="utf-8").splitlines():
                 if line.strip() and not line.startswith("#"):
                     name, text = line.split()
+                    if "file:" + name in keys:
+                        raise KeyUnavailable(f"TIDELOG_ENCRYPTION_KEY: {self._path} has {name} twice")
                     keys["file:" + name] = base64.b64decode(text, validate=True)
         except (OSError, ValueError, binascii.Error) as error:
             reason = error.strerror if isinstance(error, OSError) else "a line has a name and a base64 key"
@@ -106,22 +112,27 @@ class AwsKms:
         self._session: Any = None
 
     async def name(self) -> str:
-        return f"aws-kms:{self._settings.encryption_key}"
+        """Encrypts something to see which key does: an alias names another key once it is moved."""
+        name, _ = await self.wrap(bytes(KEY_BYTES), _NO_TOPIC, NO_KEY_ID)
+        return name
 
     async def wrap(self, secret: bytes, topic_id: TopicId, key_id: KeyId) -> tuple[str, bytes]:
-        name = self._settings.encryption_key
-        return await self.name(), await self._call("encrypt", "CiphertextBlob", name, topic_id, key_id,
-                                                   Plaintext=secret)  # fmt: skip
+        answer = await self._call(
+            "encrypt", self._settings.encryption_key, topic_id, key_id, Plaintext=secret
+        )
+        return _KMS + answer["KeyId"], bytes(answer["CiphertextBlob"])
 
     async def unwrap(self, name: str, wrapped: bytes, topic_id: TopicId, key_id: KeyId) -> bytes:
-        kind, _, kms_key = name.partition(":")
-        if kind != "aws-kms":
+        if not name.startswith(_KMS):
             raise KeyUnavailable(f"the topic's key is encrypted by {name}, and this process asks KMS")
-        return await self._call("decrypt", "Plaintext", kms_key, topic_id, key_id, CiphertextBlob=wrapped)
+        answer = await self._call(
+            "decrypt", name.removeprefix(_KMS), topic_id, key_id, CiphertextBlob=wrapped
+        )
+        return bytes(answer["Plaintext"])
 
     async def _call(
-        self, name: str, result: str, kms_key: str, topic_id: TopicId, key_id: KeyId, **given: bytes
-    ) -> bytes:
+        self, name: str, kms_key: str, topic_id: TopicId, key_id: KeyId, **given: bytes
+    ) -> Mapping[str, Any]:
         session = self._session
         if session is None:
             self._session = session = await self._threads.run(_kms_session)
@@ -141,8 +152,10 @@ class AwsKms:
                 ) as client,
             ):
                 context = {"tidelog-topic": str(topic_id), "tidelog-key": f"{key_id:016x}"}
-                answer = await getattr(client, name)(KeyId=kms_key, EncryptionContext=context, **given)
-                return bytes(answer[result])
+                answer: Mapping[str, Any] = await getattr(client, name)(
+                    KeyId=kms_key, EncryptionContext=context, **given
+                )
+                return answer
         except (BotoCoreError, ClientError, OSError) as error:
             reason = str(error) or f"no answer within {timeout_s:g} s"
             raise KeyUnavailable(f"KMS does not {name} with {kms_key}: {reason}") from error

@@ -324,5 +324,5 @@ async def test_a_topic_made_again_has_another_key(database_url: str, key_file: P
         assert SECRET not in bytes(found.records)
     with psycopg.connect(database_url) as connection:
         keys = connection.execute("SELECT count(DISTINCT key_id) FROM topic_keys").fetchone()
-        destroyed = connection.execute("SELECT count(*) FROM destroyed_keys").fetchone()
+        destroyed = connection.execute("SELECT count(*) FROM key_copies_to_delete").fetchone()
     assert (keys, destroyed) == ((1,), (1,))

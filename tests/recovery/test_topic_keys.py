@@ -4,6 +4,7 @@ import base64
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import psycopg
 import pytest
 
 from agent.topic_keys import new_version
-from compactor.garbage_jobs import DestroyedKeysJob
+from compactor.diagnosis import Fault
+from compactor.doctor import DoctorSettings, examine
+from compactor.garbage_jobs import KeyCopiesJob
 from sequencer.client import Sequencer
 from sequencer.topics.topics import Topic
 from storage.encryption.key_objects import KeyObjects, WrappedKey
@@ -25,6 +28,8 @@ from tests.agent.test_encryption import ENCRYPTED, produced
 from tests.compactor.builders import CLUSTER, settings
 from tests.recovery.conftest import Place
 from tests.recovery.test_from_the_bucket import begin, destroy, journal
+from tests.recovery.test_recover import is_healthy
+from tidelog.commands.keys import rewrap_all
 
 pytestmark = pytest.mark.superuser
 
@@ -174,7 +179,7 @@ async def test_the_copy_of_a_deleted_topics_key_goes_at_once_and_once_more(
     await begin(place)
     _, key = await a_topic_with_a_key(place, wrapping, objects)
     _, live = await a_topic_with_a_key(place, wrapping, objects, "live")
-    job = DestroyedKeysJob(place.sequencer, place.store, CLUSTER, settings())
+    job = KeyCopiesJob(place.sequencer, place.store, CLUSTER, settings())
 
     await place.sequencer.topics.delete("secrets")
     await job.step(None)
@@ -183,11 +188,11 @@ async def test_the_copy_of_a_deleted_topics_key_goes_at_once_and_once_more(
     await objects.put(key)  # a late write
     await job.step(None)
     with psycopg.connect(place.database_url) as connection:
-        connection.execute("UPDATE destroyed_keys SET deleted_at = deleted_at - interval '1 day'")
+        connection.execute("UPDATE key_copies_to_delete SET deleted_at = deleted_at - interval '1 day'")
     await job.step(None)
     assert await listed(objects) == {live.key_id}
     with psycopg.connect(place.database_url) as connection:
-        assert connection.execute("SELECT count(*) FROM destroyed_keys").fetchone() == (0,)
+        assert connection.execute("SELECT count(*) FROM key_copies_to_delete").fetchone() == (0,)
 
 
 @pytest.mark.parametrize("is_backup_older", [False, True], ids=["no backup", "older backup"])
@@ -208,7 +213,7 @@ async def test_a_key_that_was_deleted_is_not_brought_back(
     assert report.key_faults == []
     assert await rows(place.sequencer) == {live.key_id: live}
     await place.sequencer.ownership.ratchet(place.store, CLUSTER)
-    await DestroyedKeysJob(place.sequencer, place.store, CLUSTER, settings()).step(None)
+    await KeyCopiesJob(place.sequencer, place.store, CLUSTER, settings()).step(None)
     assert await listed(objects) == {live.key_id}
 
 
@@ -244,3 +249,53 @@ async def test_a_rehearsal_writes_no_key(place: Place, wrapping: KeyWrapping, ob
     await place.rehearse()
 
     assert await listed(objects) == set()
+
+
+async def test_the_copy_of_a_key_whose_maker_died_is_deleted_and_the_key_is_never_used(
+    place: Place, wrapping: KeyWrapping, objects: KeyObjects
+) -> None:
+    await begin(place)
+    topic = await place.sequencer.topics.create("secrets", 1, {})
+    keys, key_id = place.sequencer.topic_keys, KeyId(77)
+    name, wrapped = await wrapping.wrap(bytes(32), topic.topic_id, key_id)
+    key = WrappedKey(topic_id=topic.topic_id, version=1, key_id=key_id, wrapped_by=name, wrapped=wrapped)
+    await keys.reserve(topic.topic_id, key_id)
+    await objects.put(key)
+    job = KeyCopiesJob(place.sequencer, place.store, CLUSTER, settings())
+    await job.step(None)
+    assert await listed(objects) == {key_id}
+    assert await is_healthy(place)
+
+    with psycopg.connect(place.database_url) as connection:
+        connection.execute("UPDATE key_copies_to_delete SET deleted_at = deleted_at - interval '1 day'")
+    assert await keys.add(key) is None
+    await job.step(None)
+
+    assert await listed(objects) == set()
+    assert await rows(place.sequencer) == {}
+
+
+async def test_the_doctor_names_copies_that_are_missing_damaged_or_nobodys_and_a_rewrap_writes_them(
+    place: Place, wrapping: KeyWrapping, objects: KeyObjects
+) -> None:
+    await begin(place)
+    topic, first = await a_topic_with_a_key(place, wrapping, objects)
+    keys = place.sequencer.topic_keys
+    second = await new_version(keys, objects, wrapping, topic.topic_id, 2)
+    third = await new_version(keys, objects, wrapping, topic.topic_id, 3)
+    await objects.delete([(topic.topic_id, first.key_id)])
+    await place.store.put(objects.object_key(topic.topic_id, second.key_id), [b"{}"])
+    await objects.put(replace(third, wrapped=b"of another rewrap"))
+    await objects.put(replace(third, key_id=KeyId(77)))
+
+    found = (await examine(place.sequencer, place.store, CLUSTER, False, settings=DoctorSettings())).findings
+
+    assert {(one.fault, one.where) for one in found} == {
+        (Fault.MISSING_OBJECT, objects.object_key(topic.topic_id, first.key_id)),
+        (Fault.CORRUPT_OBJECT, objects.object_key(topic.topic_id, second.key_id)),
+        (Fault.CORRUPT_OBJECT, objects.object_key(topic.topic_id, third.key_id)),
+        (Fault.ORPHAN_OBJECT, objects.object_key(topic.topic_id, KeyId(77))),
+    }
+    await rewrap_all(keys, objects, wrapping)
+    await objects.delete([(topic.topic_id, KeyId(77))])
+    assert await is_healthy(place)

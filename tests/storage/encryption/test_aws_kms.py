@@ -61,3 +61,22 @@ async def test_a_kms_that_is_away_is_named_within_the_bound(kms: EncryptionSetti
     )
     with pytest.raises(KeyUnavailable, match="KMS does not encrypt"):
         await AwsKms(away).wrap(bytes(32), TopicId(uuid4()), KeyId(1))
+
+
+async def test_an_alias_that_is_moved_leaves_older_keys_readable_and_names_the_new_key(
+    kms: EncryptionSettings,
+) -> None:
+    topic, secret = TopicId(uuid4()), os.urandom(32)
+    async with get_session().create_client(
+        "kms", region_name="us-east-1", endpoint_url=kms.encryption_kms_endpoint
+    ) as client:
+        await client.create_alias(AliasName="alias/moved", TargetKeyId=kms.encryption_key)
+        keys = AwsKms(kms.model_copy(update={"encryption_key": "alias/moved"}))
+        name, wrapped = await keys.wrap(secret, topic, KeyId(1))
+        assert await keys.name() == name
+
+        other = (await client.create_key())["KeyMetadata"]
+        await client.update_alias(AliasName="alias/moved", TargetKeyId=other["KeyId"])
+
+        assert await keys.unwrap(name, wrapped, topic, KeyId(1)) == secret
+        assert await keys.name() == f"aws-kms:{other['Arn']}"

@@ -1,6 +1,8 @@
 """Keys of topics are rotated, and encrypted by another key, also if that is cut short."""
 
+import asyncio
 import base64
+import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
@@ -9,13 +11,16 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from typer.testing import CliRunner
 
 from agent.topic_keys import new_version
 from sequencer.client import Sequencer, SequencerSettings
 from storage.encryption.key_objects import KeyObjects
 from storage.encryption.key_wrapping import FileKeys, KeyUnavailable
 from storage.identifiers import KeyId, TopicId
-from storage.stores.object_store import ObjectStore
+from storage.stores.object_store import ObjectStore, StoreSettings
+from storage.stores.open_store import open_store
+from tidelog.cli import app
 from tidelog.commands.keys import Rewrapped, rewrap_all
 
 TOPICS = 3
@@ -156,3 +161,40 @@ async def test_of_two_rewraps_at_once_the_copies_are_those_of_the_rows(
     assert await rewrap_all(sequencer.topic_keys, objects, keys) == Rewrapped(changed=0, already=1)
 
     assert await copies_are_like_rows(sequencer, objects)
+
+
+async def test_the_commands_list_rotate_and_rewrap_keys_and_their_copies(
+    sequencer: Sequencer,
+    database_url: str,
+    key_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store_url = f"file://{tmp_path}/store"
+    for name, value in {
+        "DATABASE_URL": database_url,
+        "STORE_URL": store_url,
+        "ENCRYPTION_PROVIDER": "file",
+        "ENCRYPTION_KEY": str(key_file),
+    }.items():
+        monkeypatch.setenv(f"TIDELOG_{name}", value)
+
+    async def run(*arguments: str) -> str:
+        result = await asyncio.to_thread(CliRunner().invoke, app, ["keys", *arguments])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    await sequencer.topics.create("orders", 1, {})
+    await run("rotate", "orders")
+    await run("rotate", "orders")
+    assert "has key 3" in await run("rotate", "orders")
+    add_key(key_file)
+    assert "3 keys" in await run("rewrap")
+
+    listed = json.loads(await run("list", "--json"))
+    assert [(one["topic"], one["version"], one["wrapped_by"]) for one in listed] == [
+        ("orders", version, "file:new") for version in (1, 2, 3)
+    ]
+    store = await open_store(store_url, StoreSettings())
+    assert await copies_are_like_rows(sequencer, KeyObjects(store, "tidelog"))
+    await store.close()
