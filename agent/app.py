@@ -230,7 +230,12 @@ class App:
         opened.push_async_callback(parts.reads.close)
         self._reached.assembly = assembly
         made = assembly.parts
-        self._reached.logins = HttpLogins(made.authentication, made.authorizer, time.time)
+        self._reached.logins = HttpLogins(
+            made.authentication,
+            made.authorizer,
+            time.time,
+            is_tenant=lambda name: assembly.tenants.get(name) is not None,
+        )
         dispatch = Dispatch(APIS, self._settings)
         forwarding = Forwarding(dispatch, parts.membership, self._settings, self.metrics)
         listener = Listener(

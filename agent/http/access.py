@@ -3,6 +3,7 @@
 Promises:
 - With authentication, a request is answered only if its route has an entry in `CHECKS`, and only once its
   user is known. Nothing of its body is read before.
+- A user of a tenant gets answers of the routes in `FOR_TENANTS` alone. Their handlers know its tenant.
 - A topic that the user may not describe looks like one that does not exist.
 - Without authentication nothing is checked.
 
@@ -104,6 +105,33 @@ CHECKS: Final[Mapping[tuple[str, str], tuple[RouteCheck, ...]]] = MappingProxyTy
 )
 """By method and path. Empty: every user may use the route."""
 
+FOR_TENANTS: Final = frozenset(
+    {
+        ("GET", "/iceberg/v1/config"),
+        ("GET", "/iceberg/v1/namespaces"),
+        ("GET", "/iceberg/v1/namespaces/{namespace}"),
+        ("HEAD", "/iceberg/v1/namespaces/{namespace}"),
+        ("GET", "/iceberg/v1/namespaces/{namespace}/tables"),
+        ("GET", _TABLE),
+        ("HEAD", _TABLE),
+        ("POST", f"{_TABLE}/metrics"),
+        *((method, "/iceberg/v1/{refused:path}") for method in ("GET", "HEAD", "POST", "PUT", "DELETE")),
+    }
+)
+"""All other routes have names of the cluster."""
+
+
+def tenant_of_user() -> str | None:
+    """Returns the tenant of the request's user. None: it is of none."""
+    found = _rights.get()
+    return None if found is None else found[0].tenant
+
+
+def is_operator() -> bool:
+    """Returns whether the request's user may do everything, with all tenants too."""
+    found = _rights.get()
+    return found is None or found[0].is_unrestricted
+
 
 def is_allowed(operation: Operation, resource_type: ResourceType, name: str) -> bool:
     """Returns whether the request's user may do this. Nothing is logged: it is a filter, or one of several
@@ -198,6 +226,8 @@ class Access:
             checks = CHECKS.get((scope["method"], template))
             if checks is None:
                 return refused(scope["path"], 403, "Nobody may use this route.")
+            if rights.tenant is not None and (scope["method"], template) not in FOR_TENANTS:
+                return refused(scope["path"], 403, "Users of a tenant may use the Iceberg catalog alone.")
             _rights.set((rights, authorizer, f"{scope['method']} {template}"))
             try:
                 for check in checks:

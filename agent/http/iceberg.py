@@ -1,5 +1,6 @@
 """The read part of the Iceberg REST catalog under `/iceberg`: namespace `topics`, one table per topic that
-has history.
+has history. A tenant's tables are in the namespace of the tenant, `acme.orders` for topic `acme~orders`. Its
+users see that namespace alone. Operators see all, and in `topics` all tables by the topics' full names.
 
 Spark SQL, DuckDB, Trino, Flink and PyIceberg open `topics.<name>` by this URL, without a database password
 and without a copy (docs/design/history.md#the-open-catalog).
@@ -15,7 +16,7 @@ snapshots. A client that asks for vended credentials gets keys that read this ta
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
@@ -23,13 +24,14 @@ from urllib.parse import quote
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from agent.http.access import is_allowed, require
+from agent.http.access import is_allowed, is_operator, require, tenant_of_user
 from agent.http.vended_keys import PAUSE_S, VendedKeys
 from sequencer.client import Sequencer
 from sequencer.database.database import SequencerUnavailable
 from sequencer.history.history import TABLES_PER_PAGE
 from sequencer.history.history_values import HistoryTable
 from sequencer.security.acl import Operation, ResourceType
+from sequencer.tenants.tenant_names import is_tenant_name, prefix_of
 from storage.scoped_keys import NoScopedKeys, ScopedKeys
 from storage.stores.object_store import ObjectNotFound, ObjectStore, StoreSettings, StoreUnavailable, StoreUrl
 
@@ -110,17 +112,45 @@ class _Catalog:
         return JSONResponse({"defaults": dict(self._file_io), "overrides": {}, "endpoints": _ENDPOINTS})
 
     async def namespaces(self, parent: str | None = None) -> JSONResponse:
-        if parent is not None and parent != NAMESPACE:
+        sequencer = self._sequencer()
+        if sequencer is None:
+            return _away("the database")
+        try:
+            names = await self._namespaces(sequencer)
+        except SequencerUnavailable as error:
+            return _away(str(error))
+        if parent is not None and parent not in names:
             return _no_namespace(parent)
-        return JSONResponse({"namespaces": [] if parent else [[NAMESPACE]], "next-page-token": None})
+        found = [] if parent is not None else [[name] for name in names]
+        return JSONResponse({"namespaces": found, "next-page-token": None})
 
     async def namespace(self, namespace: str) -> JSONResponse:
-        if namespace != NAMESPACE:
-            return _no_namespace(namespace)
-        return JSONResponse({"namespace": [NAMESPACE], "properties": {}})
+        refusal = await self._refusal_of(namespace)
+        return refusal or JSONResponse({"namespace": [namespace], "properties": {}})
 
     async def namespace_exists(self, namespace: str) -> Response:
-        return Response(status_code=204 if namespace == NAMESPACE else 404)
+        refusal = await self._refusal_of(namespace)
+        return Response(status_code=204 if refusal is None else refusal.status_code)
+
+    async def _refusal_of(self, namespace: str) -> JSONResponse | None:
+        """Returns None if the user sees this namespace."""
+        if namespace == (tenant_of_user() or NAMESPACE):
+            return None
+        sequencer = self._sequencer()
+        if sequencer is None:
+            return _away("the database")
+        try:
+            return None if namespace in await self._namespaces(sequencer) else _no_namespace(namespace)
+        except SequencerUnavailable as error:
+            return _away(str(error))
+
+    async def _namespaces(self, sequencer: Sequencer) -> Sequence[str]:
+        """Returns those that the user sees. There are at most as many as tenants."""
+        tenant = tenant_of_user()
+        if tenant is not None:
+            return [tenant]
+        tenants = await sequencer.tenants.list() if is_operator() else ()
+        return [NAMESPACE, *(one.name for one in tenants)]
 
     async def tables(
         self,
@@ -129,8 +159,9 @@ class _Catalog:
         page_size: Annotated[int, Query(alias="pageSize", ge=1)] = TABLES_PER_PAGE,
     ) -> JSONResponse:
         """Returns pages to clients that send a token (empty for the first page), and all tables to others."""
-        if namespace != NAMESPACE:
-            return _no_namespace(namespace)
+        refusal = await self._refusal_of(namespace)
+        if refusal is not None:
+            return refusal
         if "\0" in (page_token or ""):
             return _error(400, "BadRequestException", "pageToken is none that this catalog gave")
         sequencer = self._sequencer()
@@ -138,17 +169,25 @@ class _Catalog:
             return _away("the database")
         size = min(page_size, TABLES_PER_PAGE) if page_token is not None else TABLES_PER_PAGE
         found: list[HistoryTable] = []
-        after, is_last = (page_token or "").replace("\0", ""), False
+        prefix = _prefix_in(namespace)
+        after, is_last = prefix + (page_token or ""), False
         try:
             while not is_last and (page_token is None or not found):
-                page = await sequencer.history.tables(after, size)
+                page = await (
+                    sequencer.history.tables_of_tenant(namespace, after, size)
+                    if prefix
+                    else sequencer.history.tables(after, size)
+                )
                 found += [table for table in page if _may_describe(table)]
                 is_last = len(page) < size
                 after = page[-1].topic_name if page else after
         except SequencerUnavailable as error:
             return _away(str(error))
-        identifiers = [{"namespace": [NAMESPACE], "name": table.table_name} for table in found]
-        return JSONResponse({"identifiers": identifiers, "next-page-token": None if is_last else after})
+        identifiers = [
+            {"namespace": [namespace], "name": table.table_name.removeprefix(prefix)} for table in found
+        ]
+        token = None if is_last else after.removeprefix(prefix)
+        return JSONResponse({"identifiers": identifiers, "next-page-token": token})
 
     async def load_table(
         self,
@@ -192,7 +231,7 @@ class _Catalog:
         content = {"metadata-location": location, "metadata": metadata, "config": {}}
         if keys is None:
             return JSONResponse(content, headers={"ETag": etag})
-        given = self._given(found, keys)
+        given = self._given(namespace, found, keys)
         content |= {"config": given["config"], "storage-credentials": [given]}
         return JSONResponse(content, headers={"ETag": etag, **_NOT_KEPT})
 
@@ -207,19 +246,19 @@ class _Catalog:
             keys = await self._vended.of(found)
         except NoScopedKeys as reason:
             return _no_keys(reason)
-        return JSONResponse({"storage-credentials": [self._given(found, keys)]}, headers=_NOT_KEPT)
+        return JSONResponse({"storage-credentials": [self._given(namespace, found, keys)]}, headers=_NOT_KEPT)
 
-    def _given(self, table: HistoryTable, keys: ScopedKeys) -> dict[str, Any]:
+    def _given(self, namespace: str, table: HistoryTable, keys: ScopedKeys) -> dict[str, Any]:
         """Returns the keys, and the endpoint that they belong to: clients look for both in one place."""
         assert self._vended is not None, "it gave the keys"
-        name = quote(table.table_name, safe="")
+        name = quote(table.table_name.removeprefix(_prefix_in(namespace)), safe="")
         config = {
             **{name: value for name, value in self._file_io.items() if name.startswith("s3.")},
             "s3.access-key-id": keys.access_key,
             "s3.secret-access-key": keys.secret_key,
             "s3.session-token": keys.session_token,
             "s3.session-token-expires-at-ms": str(int(keys.expires_at.timestamp() * 1000)),
-            "client.refresh-credentials-endpoint": f"v1/namespaces/{NAMESPACE}/tables/{name}/credentials",
+            "client.refresh-credentials-endpoint": f"v1/namespaces/{namespace}/tables/{name}/credentials",
         }
         return {"prefix": self._vended.location_of(table), "config": config}
 
@@ -238,7 +277,8 @@ class _Catalog:
         return _error(406, "UnsupportedOperationException", message)
 
     async def _find(self, namespace: str, table: str) -> HistoryTable | JSONResponse:
-        if namespace != NAMESPACE:
+        full = _full_name(namespace, table)
+        if full is None:
             # Spark first looks for `topics.flights.snapshots` as a table of namespace topics.flights. Without
             # this answer it looks no further.
             return _error(
@@ -251,7 +291,7 @@ class _Catalog:
             return _away("the database")
         try:
             # No text of Postgres holds a NUL, so no table has such a name.
-            found = None if "\0" in table else await sequencer.history.table(table)
+            found = None if "\0" in full else await sequencer.history.table(full)
         except SequencerUnavailable as error:
             return _away(str(error))
         if found is None or not _may_describe(found):
@@ -262,9 +302,22 @@ class _Catalog:
             )
         require(Operation.READ, ResourceType.TOPIC, found.topic_name)
         if found.metadata_key is None:
-            hint = f"the topic has no history yet; run `tidelog compact {table}`"
+            hint = f"the topic has no history yet; run `tidelog compact {found.topic_name}`"
             return _error(404, "NoSuchTableException", f"Table does not exist: {namespace}.{table}: {hint}")
         return found
+
+
+def _full_name(namespace: str, table: str) -> str | None:
+    """Returns the name inside the cluster of a table that the user names. None: it sees no such namespace."""
+    tenant = tenant_of_user()
+    if tenant is None and namespace == NAMESPACE:
+        return table
+    is_seen = namespace == tenant or (tenant is None and is_operator() and is_tenant_name(namespace))
+    return prefix_of(namespace) + table if is_seen else None
+
+
+def _prefix_in(namespace: str) -> str:
+    return "" if namespace == NAMESPACE else prefix_of(namespace)
 
 
 def _may_describe(table: HistoryTable) -> bool:
@@ -278,7 +331,9 @@ def _with_referenced_snapshots(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def _no_namespace(namespace: str) -> JSONResponse:
-    message = f"Namespace does not exist: {namespace.replace(chr(0x1F), '.')}; the only one is {NAMESPACE}"
+    message = f"Namespace does not exist: {namespace.replace(chr(0x1F), '.')}"
+    if tenant_of_user() is None:
+        message += f"; topics are in {NAMESPACE}, and those of a tenant in one of its name"
     return _error(404, "NoSuchNamespaceException", message)
 
 

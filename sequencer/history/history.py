@@ -49,6 +49,7 @@ from sequencer.history.history_values import (
     TopicBehind,
     TopicShown,
 )
+from sequencer.tenants.tenant_names import behind, prefix_of
 from sequencer.topics.topic_config import KNOWN_CONFIGS
 from storage.arrow.aborted_batches import AbortedTransaction
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, ProducerId, SegmentId, TopicId
@@ -245,6 +246,16 @@ class History:
     async def tables(self, after: str = "", cap: int = TABLES_PER_PAGE) -> tuple[HistoryTable, ...]:
         """Returns the tables that a reader can open, by the topics' names: the first `cap` after `after`."""
         rows = await self._database.read(SQL["catalog_tables"], after=after, cap=cap)
+        return tuple(map(_table, rows))
+
+    async def tables_of_tenant(
+        self, tenant: str, after: str = "", cap: int = TABLES_PER_PAGE
+    ) -> tuple[HistoryTable, ...]:
+        """As `tables`, of one tenant. `after` has the tenant's prefix, if it is not empty."""
+        prefix = prefix_of(tenant)
+        rows = await self._database.read(
+            SQL["catalog_tables_of_tenant"], after=max(after, prefix), behind=behind(prefix), cap=cap
+        )
         return tuple(map(_table, rows))
 
     async def table(self, name: str) -> HistoryTable | None:

@@ -347,6 +347,21 @@ CROSS JOIN LATERAL (
 WHERE t.deleted_at IS NULL AND h.metadata_key IS NOT NULL AND t.name > %(after)s
 ORDER BY t.name LIMIT %(cap)s
 
+-- name: catalog_tables_of_tenant
+-- The same of the topics whose names are in a range of bytes.
+SELECT t.topic_id, t.name AS topic_name, shown.name, t.config, h.metadata_key
+FROM topics AS t JOIN history_tables AS h USING (topic_id)
+CROSS JOIN LATERAL (
+    SELECT CASE WHEN EXISTS (
+            SELECT FROM topics AS o JOIN history_tables AS b USING (topic_id)
+            WHERE lower(o.name) = lower(t.name) AND o.deleted_at IS NULL AND b.metadata_key IS NOT NULL
+                AND (o.created_at, o.topic_id) < (t.created_at, t.topic_id))
+        THEN t.name || '__' || left(t.topic_id::text, 8) ELSE t.name END AS name
+) AS shown
+WHERE t.deleted_at IS NULL AND h.metadata_key IS NOT NULL AND strpos(t.name, '~') > 0
+    AND t.name > %(after)s::text COLLATE "C" AND t.name < %(behind)s::text COLLATE "C"
+ORDER BY t.name COLLATE "C" LIMIT %(cap)s
+
 -- name: catalog_candidates
 -- Topics of one of these names in any case, each with the name of its table.
 SELECT t.topic_id, t.name AS topic_name, shown.name, t.config, h.metadata_key

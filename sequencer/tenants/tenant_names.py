@@ -17,13 +17,26 @@ _LEGAL: Final = re.compile(_TENANT)
 _QUALIFIED: Final = re.compile(f"({_TENANT}){SEPARATOR}")
 
 
+RESERVED: Final = frozenset({"topics", "tidelog"})
+"""The namespace of tables of no tenant, and the catalog's name in SQL."""
+
+
 class InvalidTenantName(Exception):
-    """A tenant's name is a label of a host name: 1 to 63 of a-z 0-9 -, and no - at either end."""
+    """A tenant's name is a label of a host name: 1 to 63 of a-z 0-9 -, and no - at either end. Some are
+    reserved.
+    """
+
+
+def is_tenant_name(name: str) -> bool:
+    """Returns whether a tenant can have this name."""
+    return _LEGAL.fullmatch(name) is not None and name not in RESERVED
 
 
 def check_tenant_name(name: str) -> None:
     """Raises InvalidTenantName."""
-    if not _LEGAL.fullmatch(name):
+    if name in RESERVED:
+        raise InvalidTenantName(f"Tenant name {name!r} is taken: a namespace of tables has it.")
+    if not is_tenant_name(name):
         raise InvalidTenantName(
             f"Tenant name {name[:100]!r} is illegal: 1 to 63 of a-z 0-9 -, and no - at either end"
         )

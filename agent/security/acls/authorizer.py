@@ -69,12 +69,15 @@ class Rights:
         "host",
         "is_unrestricted",
         "principal",
+        "tenant",
     )
 
     def __init__(self, authorizer: "Authorizer", principal: Principal, host: str) -> None:
         self.principal = principal
         self.host = host
         tenant = tenant_of(principal.name)
+        self.tenant = tenant
+        """None: the client is of no tenant."""
         self._scope = "" if tenant is None else prefix_of(tenant)
         self.is_unrestricted = tenant is None and authorizer.is_unrestricted(principal)
         """True: every check is passed."""

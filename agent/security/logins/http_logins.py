@@ -4,6 +4,7 @@ Iceberg catalog (docs/security.md#http).
 Promises:
 - A request gets a user or raises SaslRefused, CannotCheck or TooManyFailures. The client of a refused one
   learns neither whether the user exists nor what was wrong.
+- A user of a tenant that is not known is refused.
 - A failed login waits as one by SASL does, and counts with those of its host. At most `_MOST_WAITING` answers
   per host wait at once.
 - A token of the catalog counts on each agent of the cluster, until it expires or its credential is changed or
@@ -46,9 +47,14 @@ class TooManyFailures(Exception):
 
 class HttpLogins:
     def __init__(
-        self, authentication: Authentication, authorizer: Authorizer, wall_clock: Callable[[], float]
+        self,
+        authentication: Authentication,
+        authorizer: Authorizer,
+        wall_clock: Callable[[], float],
+        is_tenant: Callable[[str], bool],
     ) -> None:
-        """`wall_clock`: seconds since 1970."""
+        """`wall_clock`: seconds since 1970. `is_tenant`: returns whether there is a tenant of this name."""
+        self._is_tenant = is_tenant
         self._authentication = authentication
         self._authorizer = authorizer
         self._wall_clock = wall_clock
@@ -79,10 +85,9 @@ class HttpLogins:
             raise TooManyFailures
         try:
             proven = await login
-            if tenant_of(proven.user) is not None:
-                raise SaslRefused(
-                    "the HTTP side knows no tenants: its names are those of the cluster", proven.user
-                )
+            tenant = tenant_of(proven.user)
+            if tenant is not None and not self._is_tenant(tenant):
+                raise SaslRefused(f"there is no tenant {tenant}", proven.user)
             return proven
         except SaslRefused as refused:
             delay_s = self._authentication.note_http_failure(host, refused)
