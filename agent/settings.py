@@ -85,8 +85,8 @@ class AgentSettings(Settings):
     iceberg_sts_role_arn: str | None = Field(
         default=None, pattern=r"^arn:[^:]*:[^:]*:[^:]*:[^:]*:.+", min_length=20
     )
-    """The role that the agent assumes for readers of the Iceberg catalog, who get temporary keys that read one
-    table. MinIO takes any role. Unset: the catalog gives no keys."""
+    """The role that the agent assumes for readers of the Iceberg catalog. They get temporary keys that read
+    one table. MinIO takes any role. Unset: the catalog gives no keys."""
     iceberg_sts_endpoint: str | None = Field(default=None, pattern="^https?://[^/@]+/?$")
     """The URL of the Security Token Service (STS). MinIO's is that of the store. Unset: AWS' in the bucket's
     region."""

@@ -16,8 +16,10 @@ import os
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from types import MappingProxyType
+from typing import IO, Any, Final
 
 import psutil
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -32,6 +34,7 @@ from storage.stores.object_store import StoreUrl
 
 CATALOG = "tidelog"
 NAMESPACE = "topics"
+NO_LOGIN: Final[Mapping[str, str]] = MappingProxyType({})
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 _QUOTED_LINES = 15
 _END_TIMEOUT_S = 10.0
@@ -45,9 +48,9 @@ class SparkUnavailable(Exception):
     """Spark did not start. The message ends with Spark's own."""
 
 
-def spark_session(settings: CompactionSettings) -> SparkSession:
+def spark_session(settings: CompactionSettings, login: Mapping[str, str] = NO_LOGIN) -> SparkSession:
     """Returns a session of this process's Spark. The first call starts Spark, which ends with the process (or
-    `stop_spark`).
+    `stop_spark`). `login`: the properties by which Iceberg's catalog logs in to the agent.
 
     The first call's settings decide the Java side and its master. Each session has its own catalog.
     Raises SparkUnavailable or JavaMissing.
@@ -59,7 +62,8 @@ def spark_session(settings: CompactionSettings) -> SparkSession:
             context = None
         context = context or _start(settings)
     session = SparkSession(context).newSession()
-    for name, value in _catalog(settings).items():
+    # Not options of the JVM: everybody on a machine can read the arguments of a process.
+    for name, value in _catalog(settings, login).items():
         session.conf.set(name, value)
     make_active(session)
     return session
@@ -251,7 +255,7 @@ def _spark_conf(settings: CompactionSettings) -> dict[str, str]:
     return conf
 
 
-def _catalog(settings: CompactionSettings) -> dict[str, str]:
+def _catalog(settings: CompactionSettings, login: Mapping[str, str]) -> dict[str, str]:
     """Without an agent's address there is no catalog: compaction does not need one."""
     if not settings.http_url:
         return {}
@@ -264,6 +268,7 @@ def _catalog(settings: CompactionSettings) -> dict[str, str]:
         # A table is looked up per query, so a session sees what was compacted since.
         f"{prefix}.cache-enabled": "false",
         "spark.sql.defaultCatalog": CATALOG,
+        **{f"{prefix}.{name}": value for name, value in login.items()},
     }
     if (
         settings.store_url

@@ -1,6 +1,7 @@
 """Agents over HTTP, with errors that a person can act on: topics, and what agents answer to `/ready`."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from ipaddress import ip_address
 from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import quote
@@ -46,6 +47,19 @@ def logged_in(settings: HttpLoginSettings) -> dict[str, str]:
         return login_headers(settings)
     except LoginIncomplete as incomplete:
         raise UserError(str(incomplete)) from None
+
+
+def may_send_login(url: str, *, named: str) -> bool:
+    """True if a login may go to `url`, which an agent gave: over TLS, to the address that the user named, or
+    within this machine.
+    """
+    given, own = httpx.URL(url), httpx.URL(named)
+    if given.scheme == "https" or (given.scheme, given.host, given.port) == (own.scheme, own.host, own.port):
+        return True
+    try:
+        return given.host == "localhost" or ip_address(given.host).is_loopback
+    except ValueError:
+        return False
 
 
 class TopicsClient:

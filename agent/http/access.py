@@ -212,7 +212,9 @@ class Access:
         except SaslRefused:
             return refused(path, 401, "The login failed: check user and password, or the token.")
         except TooManyFailures:
-            return refused(path, 429, "Too many logins of this host failed. Try again in some seconds.")
+            return refused(
+                path, 429, "Too many logins of this user or host failed. Try again in some seconds."
+            )
         except CannotCheck:
             return _away(path)
 
@@ -253,6 +255,15 @@ class _Hidden(Exception):
     """The user may not know whether the topic exists."""
 
 
+_HEADERS: Final[Mapping[int, dict[str, str]]] = MappingProxyType(
+    {
+        401: {"WWW-Authenticate": 'Basic realm="tidelog", Bearer realm="tidelog"'},
+        429: {"Retry-After": "1"},
+        503: {"Retry-After": "1"},
+    }
+)
+
+
 def refused(path: str, status: int, message: str) -> JSONResponse:
     """Makes an error response, in the catalog's own form for its paths."""
     word, kind = {
@@ -261,7 +272,7 @@ def refused(path: str, status: int, message: str) -> JSONResponse:
         429: ("too_many_failures", "ServiceUnavailableException"),
         503: ("sequencer_unavailable", "ServiceUnavailableException"),
     }[status]
-    headers = {"WWW-Authenticate": 'Basic realm="tidelog", Bearer realm="tidelog"'} if status == 401 else None
+    headers = _HEADERS.get(status)
     content: dict[str, Any] = {"error": word, "message": message}
     if path.startswith(_CATALOG):
         content = {"error": {"message": message, "type": kind, "code": status}}

@@ -54,7 +54,9 @@ async def _answer(request: Request, logins: HttpLogins | None) -> JSONResponse:
     except SaslRefused:
         return _error(401, "invalid_client", "The login failed: check client_id and client_secret.")
     except TooManyFailures:
-        return _error(429, "slow_down", "Too many logins of this host failed. Try again in some seconds.")
+        return _error(
+            429, "slow_down", "Too many logins of this user or host failed. Try again in some seconds."
+        )
     except CannotCheck:
         return _error(503, "temporarily_unavailable", "Logins cannot be checked now; /ready says why.")
     content = {
@@ -68,4 +70,5 @@ async def _answer(request: Request, logins: HttpLogins | None) -> JSONResponse:
 
 
 def _error(status: int, word: str, message: str) -> JSONResponse:
-    return JSONResponse({"error": word, "error_description": message}, status_code=status)
+    headers = {"Retry-After": "1"} if status in (429, 503) else None
+    return JSONResponse({"error": word, "error_description": message}, status_code=status, headers=headers)

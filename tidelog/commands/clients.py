@@ -1,7 +1,9 @@
 """`tidelog clients`: who is connected to the cluster's agents, with which library and version.
 
 It asks each live agent for its connections over HTTP. If an agent does not answer, it shows the others and
-names that agent. It shows the connections of a client together, or one by one with `--connections`.
+names that agent. A login goes over plain HTTP only to the address that the user named and to this machine,
+because the other addresses come over the network. It shows the connections of a client together, or one by
+one with `--connections`.
 """
 
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from tidelog.agents_client import ask, logged_in
+from tidelog.agents_client import ask, logged_in, may_send_login
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.output import as_text, counted, print_json
@@ -69,6 +71,8 @@ def clients(
     with httpx.Client(timeout=settings.client_timeout_s, headers=login) as client:
         for agent in ask(client, "GET", f"{url}/v1/cluster")["agents"]:
             try:
+                if login and not may_send_login(agent["http_url"], named=url):
+                    raise _plain(agent["http_url"])
                 found.extend(_connections(client, agent["http_url"].rstrip("/")))
             except UserError as error:
                 silent.append(f"agent {agent['node_id']} (zone {agent['zone']}): {error.message}")
@@ -82,6 +86,13 @@ def clients(
         _show_advice(found)
     for line in silent:
         Console(stderr=True, soft_wrap=True).print(f"[yellow]Not asked:[/] {escape(line)}", highlight=False)
+
+
+def _plain(url: str) -> UserError:
+    return UserError(
+        f"its address {url} is plain HTTP, so it gets no login. Set TIDELOG_HTTP_TLS on the agents, or "
+        "TIDELOG_ADVERTISED_HTTP_URL to their https:// address, or name this one in TIDELOG_HTTP_URL."
+    )
 
 
 def _connections(client: httpx.Client, url: str) -> Iterator[Connection]:

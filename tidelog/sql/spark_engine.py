@@ -113,7 +113,7 @@ class SparkEngine:
         if self._session is None:
             PySparkLogger.getLogger(_QUERY_LOGGER).disabled = True
             try:
-                session = spark_session(self._settings)
+                session = spark_session(self._settings, _iceberg_login(self._settings))
             except (JavaMissing, SparkUnavailable) as failed:
                 raise UserError(str(failed)) from None
             session.conf.set("spark.sql.runSQLOnFiles", "false")
@@ -197,6 +197,22 @@ def _needs_catalog(text: str, known: Iterable[str]) -> bool:
         )
         for first, second, third in zip(own, own[1:], own[2:], strict=False)
     )
+
+
+def _iceberg_login(settings: SqlSettings) -> dict[str, str]:
+    """Returns the properties of Iceberg's REST catalog that log it in. Spark redacts both secrets by their
+    names wherever it shows its configuration (spark.redaction.regex).
+    """
+    if settings.http_token is not None:
+        # The catalog renews its own tokens, and not those of a provider.
+        return {"token": settings.http_token.get_secret_value().strip(), "token-refresh-enabled": "false"}
+    if settings.http_user and settings.http_password is not None:
+        return {
+            "rest.auth.type": "basic",
+            "rest.auth.basic.username": settings.http_user,
+            "rest.auth.basic.password": settings.http_password.get_secret_value(),
+        }
+    return {}
 
 
 def _full_name(name: str) -> str:

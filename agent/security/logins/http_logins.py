@@ -5,8 +5,11 @@ Promises:
 - A request gets a user or raises SaslRefused, CannotCheck or TooManyFailures. The client of a refused one
   learns neither whether the user exists nor what was wrong.
 - A user of a tenant that is not known is refused.
-- A failed login waits as one by SASL does, and counts with those of its host. At most `_MOST_WAITING` answers
-  per host wait at once.
+- A failed login waits as one by SASL does, and counts with those of its host.
+- While `_MOST_OF_USER` failed ones of a user name and a host wait, no further password of that name is looked
+  at from there. So guesses of a password have a rate, and other users of the host (behind one NAT) log in.
+- While `_MOST_OF_HOST` of a host wait, only names that have logged in from there are looked at.
+- A token that counts is never refused for others' failures: it cannot be guessed.
 - A token of the catalog counts on each agent of the cluster, until it expires or its credential is changed or
   deleted.
 
@@ -19,7 +22,7 @@ import base64
 import binascii
 import hmac
 import json
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 from urllib.parse import unquote_plus
@@ -36,13 +39,17 @@ from sequencer.tenants.tenant_names import tenant_of
 _PREFIX: Final = b"tidelog."
 _PURPOSE: Final = b"tokens of the Iceberg catalog"
 _LONGEST_HEADER: Final = 16_384
-_MOST_WAITING: Final = 16
+_MOST_OF_USER: Final = 4
+_MOST_OF_HOST: Final = 64
+_MOST_SEEN: Final = 10_000
+_NO_NAME: Final = b""
+"""Of headers that cannot be read. Such logins count together."""
 _LONGEST_RENEWED_S: Final = 86_400
 """From the login with a password on. A stolen token cannot be renewed for longer."""
 
 
 class TooManyFailures(Exception):
-    """Failed logins of this host wait for their answers. The next one is not even looked at."""
+    """Failed logins of this user name or host wait for their answers. The next one gets none."""
 
 
 class HttpLogins:
@@ -58,7 +65,11 @@ class HttpLogins:
         self._authentication = authentication
         self._authorizer = authorizer
         self._wall_clock = wall_clock
-        self._waiting: Counter[str] = Counter()
+        self._of_host: Counter[str] = Counter()
+        """Failed logins that wait for their answers."""
+        self._of_user: Counter[tuple[str, bytes]] = Counter()
+        self._seen: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        """Hosts and users whose password was right, the last ones."""
 
     @property
     def takes_passwords(self) -> bool:
@@ -66,21 +77,23 @@ class HttpLogins:
 
     async def rights(self, authorization: bytes, host: str) -> Rights:
         """Returns the rights of the user that the header `Authorization` proves."""
-        proven = await self._guarded(self._proven(authorization, host), host)
+        proven = await self._guarded(self._proven(authorization, host), host, _named(authorization))
         return self._authorizer.rights(Principal(proven.user), host)
 
     async def exchange(self, user: bytes, password: bytes, host: str) -> tuple[str, int]:
         """Returns a token for a user's password, and its life in seconds."""
-        proven = await self._guarded(self._by_password(b"\0".join((b"", user, password)), host), host)
+        login = self._by_password(b"\0".join((b"", user, password)), host)
+        proven = await self._guarded(login, host, user)
         return await self._token_of(proven, int(self._wall_clock()))
 
     async def refresh(self, token: bytes, host: str) -> tuple[str, int]:
         """Returns a new token for one that still counts."""
-        proven = await self._guarded(self._by_own_token(token), host)
+        proven = await self._guarded(self._by_own_token(token), host, None)
         return await self._token_of(proven, _began_s(token))
 
-    async def _guarded(self, login: Coroutine[Any, Any, Proven], host: str) -> Proven:
-        if self._waiting[host] >= _MOST_WAITING:
+    async def _guarded(self, login: Coroutine[Any, Any, Proven], host: str, user: bytes | None) -> Proven:
+        """`user`: whose password it is, None for a token."""
+        if user is not None and self._is_full(host, user):
             login.close()
             raise TooManyFailures
         try:
@@ -88,19 +101,41 @@ class HttpLogins:
             tenant = tenant_of(proven.user)
             if tenant is not None and not self._is_tenant(tenant):
                 raise SaslRefused(f"there is no tenant {tenant}", proven.user)
+            if user is not None:
+                self._note_seen(host, user)
             return proven
         except SaslRefused as refused:
             delay_s = self._authentication.note_http_failure(host, refused)
-            self._waiting[host] += 1
-            try:
-                await asyncio.sleep(delay_s)
-            finally:
-                self._waiting[host] -= 1
-                if not self._waiting[host]:
-                    del self._waiting[host]
+            if user is None and self._of_host[host] >= _MOST_OF_HOST:
+                raise TooManyFailures from None
+            await self._wait(host, _NO_NAME if user is None else user, delay_s)
             raise
         except SequencerUnavailable as error:
             raise CannotCheck(str(error)) from error
+
+    def _is_full(self, host: str, user: bytes) -> bool:
+        return self._of_user[host, user] >= _MOST_OF_USER or (
+            self._of_host[host] >= _MOST_OF_HOST and (host, user) not in self._seen
+        )
+
+    def _note_seen(self, host: str, user: bytes) -> None:
+        self._seen[host, user] = None
+        self._seen.move_to_end((host, user))
+        if len(self._seen) > _MOST_SEEN:
+            self._seen.popitem(last=False)
+
+    async def _wait(self, host: str, user: bytes, delay_s: float) -> None:
+        self._of_host[host] += 1
+        self._of_user[host, user] += 1
+        try:
+            await asyncio.sleep(delay_s)
+        finally:
+            self._of_host[host] -= 1
+            self._of_user[host, user] -= 1
+            if not self._of_host[host]:
+                del self._of_host[host]
+            if not self._of_user[host, user]:
+                del self._of_user[host, user]
 
     async def _proven(self, authorization: bytes, host: str) -> Proven:
         if len(authorization) > _LONGEST_HEADER:
@@ -165,6 +200,19 @@ class HttpLogins:
 
     async def _credentials(self, user: str) -> tuple[Credential, ...]:
         return await self._authentication.known.of(user)
+
+
+def _named(authorization: bytes) -> bytes | None:
+    """Returns the user of a header with a password, None for a token."""
+    scheme, _, proof = authorization.partition(b" ")
+    if scheme.lower() == b"bearer":
+        return None
+    if scheme.lower() != b"basic" or len(authorization) > _LONGEST_HEADER:
+        return _NO_NAME
+    try:
+        return basic_parts(proof.strip())[0]
+    except SaslRefused:
+        return _NO_NAME
 
 
 def basic_parts(proof: bytes, *, form_encoded: bool = False) -> tuple[bytes, bytes]:

@@ -50,3 +50,38 @@ def test_everything_that_does_not_fit_is_told_at_once() -> None:
         check_settings_fit(settings_of(misfits))
 
     assert set(MISFITS) <= set(re.findall(r"TIDELOG_\w+", str(refused.value)))
+
+
+ROLE = "arn:aws:iam::000000000000:role/readers"
+
+
+@pytest.mark.parametrize(
+    ("variables", "fix"),
+    [
+        ({"TIDELOG_ICEBERG_STS_ENDPOINT": "http://minio:9000"}, "TIDELOG_ICEBERG_STS_ROLE_ARN"),
+        ({"TIDELOG_ICEBERG_STS_ROLE_ARN": ROLE, "TIDELOG_STORE_URL": "file:///data"}, "names no bucket"),
+        ({"TIDELOG_ICEBERG_STS_ROLE_ARN": ROLE, "TIDELOG_STORE_URL": "memory://data"}, "names no bucket"),
+        (
+            {
+                "TIDELOG_ICEBERG_STS_ROLE_ARN": ROLE,
+                "TIDELOG_STORE_URL": "s3://logs/a?endpoint=http://minio:9000",
+            },
+            "TIDELOG_ICEBERG_STS_ENDPOINT, for MinIO to http://minio:9000",
+        ),
+        ({"TIDELOG_ICEBERG_STS_ROLE_ARN": ROLE, "TIDELOG_STORE_URL": "s3://logs/a*"}, "patterns to STS"),
+    ],
+)
+def test_an_sts_that_could_give_no_keys_is_refused(variables: dict[str, str], fix: str) -> None:
+    with pytest.raises(UserError, match=re.escape(fix)):
+        check_settings_fit(settings_of(variables))
+
+
+def test_an_sts_of_aws_or_minio_fits() -> None:
+    for variables in (
+        {"TIDELOG_STORE_URL": "s3://logs/a"},
+        {
+            "TIDELOG_STORE_URL": "s3://logs/a?endpoint=http://minio:9000",
+            "TIDELOG_ICEBERG_STS_ENDPOINT": "http://minio:9000",
+        },
+    ):
+        check_settings_fit(settings_of({"TIDELOG_ICEBERG_STS_ROLE_ARN": ROLE, **variables}))
