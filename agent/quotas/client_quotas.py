@@ -106,6 +106,13 @@ class ClientQuotas:
         use = self._use(kind, user, client_id)
         return None if use is None else _per_s(kind, use)
 
+    def priority(self, user: str, client_id: str) -> float | None:
+        """Returns the mark of the client's traffic. None: it has none."""
+        if QuotaKind.PRIORITY not in self._kinds:
+            return None
+        found = self._applies(QuotaKind.PRIORITY, user, client_id)
+        return None if found is None else found[0]
+
     def _pause_s(self, kind: QuotaKind, use: _Use) -> float:
         if use.tokens >= 0:
             return 0.0
@@ -115,13 +122,7 @@ class ClientQuotas:
     def _use(self, kind: QuotaKind, user: str, client_id: str) -> _Use | None:
         if kind not in self._kinds:
             return None
-        asked = (kind, user, client_id)
-        if asked in self._found:
-            found = self._found[asked]
-        else:
-            if len(self._found) >= self.settings.quota_clients:
-                self._found.clear()
-            found = self._found[asked] = self._applying(kind, user, client_id)
+        found = self._applies(kind, user, client_id)
         if found is None:
             return None
         limit, shared = found
@@ -140,6 +141,14 @@ class ClientQuotas:
         use.tokens = min(per_s * _BURST_S.get(kind, 1.0), use.tokens + (now_s - use.at_s) * per_s)
         use.at_s = now_s
         return use
+
+    def _applies(self, kind: QuotaKind, user: str, client_id: str) -> tuple[float, _Shared] | None:
+        asked = (kind, user, client_id)
+        if asked not in self._found:
+            if len(self._found) >= self.settings.quota_clients:
+                self._found.clear()
+            self._found[asked] = self._applying(kind, user, client_id)
+        return self._found[asked]
 
     def _applying(self, kind: QuotaKind, user: str, client_id: str) -> tuple[float, _Shared] | None:
         if kind is QuotaKind.CONNECTION:

@@ -70,6 +70,7 @@ class Shared:
     parts: Parts
     dispatch: Dispatch
     memory: MemoryBudget
+    bulk_memory: MemoryBudget
     unauthenticated: Unauthenticated
     metrics: Metrics
     tenants: KnownTenants
@@ -338,7 +339,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
 
     def _memory_of(self, size_bytes: int) -> MemoryBudget:
         shared = self._shared
-        return shared.memory if self._login is None else shared.unauthenticated.memory_of(size_bytes)
+        if self._login is not None:
+            return shared.unauthenticated.memory_of(size_bytes)
+        return shared.bulk_memory if self.state.is_bulk else shared.memory
 
     def _has_room(self, size_bytes: int) -> bool:
         settings = self._shared.settings
