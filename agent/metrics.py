@@ -99,6 +99,14 @@ class Metrics:
         self.request_memory = Gauge(
             "tidelog_request_memory_bytes", "Bytes reserved for requests", registry=registry
         )
+        self.bulk_memory = Gauge(
+            "tidelog_bulk_memory_bytes", "Bytes reserved for requests marked bulk", registry=registry
+        )
+        self.bulk_waiting = Gauge(
+            "tidelog_bulk_waiting_connections",
+            "Connections that are not read until bulk has memory again",
+            registry=registry,
+        )
         self.request_memory_waits = Counter(
             "tidelog_request_memory_waits_total",
             "Times a socket was not read for want of memory",

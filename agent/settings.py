@@ -285,7 +285,7 @@ class AgentSettings(Settings):
 
     bulk_memory_share: float = Field(default=0.5, gt=0, le=1)
     """The share of `request_memory_bytes` that requests marked bulk may take. A larger one goes alone."""
-    bulk_uploads: int = Field(default=4, ge=1)
+    bulk_uploads: int = Field(default=2, ge=1)
     """The most segments with bulk batches being uploaded at once. They are among `max_uploads`."""
     bulk_batches_per_commit: int = Field(default=2_000, ge=1)
     """The most bulk batches in a segment. A commit takes one such segment, and others wait for it."""

@@ -16,7 +16,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import Context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from agent.read_path.fetch_answer import FetchAnswer, PartitionResult, failed, found
@@ -281,12 +281,16 @@ class ReadPath:
         try:
             async with asyncio.timeout(self._settings.fetch_answer_wait_s):
                 is_bulk = fetch.is_bulk is not None and await fetch.is_bulk(_topics_with_records(fetch))
+                if is_bulk:
+                    most_bytes = self._settings.bulk_answer_bytes
+                    fetch.plan = replace(fetch.plan, max_bytes=min(fetch.plan.max_bytes, most_bytes))
+                    available = min(available, most_bytes)
                 await answer.take(available, self._bulk_answers if is_bulk else None)
         except TimeoutError:
             self.counts.throttled += 1
             return {}
         selected = select_runs(fetch.plan, fetch.decisions, self._settings.fetch_max_runs)
-        if fetch.reader is not None:
+        if fetch.reader is not None and not is_bulk:
             self._go_ahead(fetch, fetch.reader, selected)
         return await load_runs(self._pages, selected)
 

@@ -21,6 +21,8 @@ class MemoryBudget:
         """`whole`: this is a part of it. What is reserved here counts there too."""
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self.was_used = False
+        """True once anything was reserved in it, if it is a part."""
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._whole = whole
         self._parts: list[MemoryBudget] = []
@@ -56,6 +58,7 @@ class MemoryBudget:
     def _take(self, size_bytes: int) -> None:
         self.used_bytes += size_bytes
         if self._whole is not None:
+            self.was_used = True
             self._whole._take(size_bytes)
 
     async def reserve(self, size_bytes: int) -> "Reservation":
@@ -136,6 +139,7 @@ class Reservation:
         self._budget = budget
         if budget._whole is before:
             budget.used_bytes += size_bytes
+            budget.was_used = True
         elif before._whole is budget:
             before.used_bytes -= size_bytes
             budget._wake()
