@@ -244,6 +244,7 @@ class App:
                 parts=parts,
                 dispatch=dispatch,
                 memory=parts.request_memory,
+                bulk_memory=parts.bulk_memory,
                 unauthenticated=Unauthenticated(self._app_settings.sasl, self.metrics),
                 metrics=self.metrics,
                 tenants=assembly.tenants,

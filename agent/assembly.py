@@ -214,6 +214,8 @@ def assemble(
         sequencer, topics, membership, settings.groups, metrics, authorizer, tenants
     )
     request_memory = MemoryBudget(settings.agent.request_memory_bytes)
+    bulk_share = settings.agent.bulk_memory_share
+    bulk_memory = MemoryBudget(int(request_memory.limit_bytes * bulk_share), whole=request_memory)
     authentication = Authentication(sequencer.user_credentials, settings.sasl, metrics, clock)
     sequencer.database.on_change(authentication.known.forget_all)
     parts = Parts(
@@ -240,8 +242,9 @@ def assemble(
         coordinator=coordinator,
         group_offsets=GroupOffsets(coordinator, offset_batches, sequencer.committed_offsets),
         request_memory=request_memory,
+        bulk_memory=bulk_memory,
         response_memory=ResponseMemory(settings.agent.large_answer_bytes),
-        overload=Overload(request_memory, write_path, reads, lookups, settings.agent, metrics),
+        overload=Overload(request_memory, bulk_memory, write_path, reads, lookups, settings.agent, metrics),
         telemetry=Telemetry(settings.agent, metrics, clock),
         metrics=metrics,
         lone_check=LoneCheck(),

@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, Summary
 from prometheus_client.core import CounterMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -104,6 +104,14 @@ class Metrics:
         self.request_memory = Gauge(
             "tidelog_request_memory_bytes", "Bytes reserved for requests", registry=registry
         )
+        self.bulk_memory = Gauge(
+            "tidelog_bulk_memory_bytes", "Bytes reserved for requests marked bulk", registry=registry
+        )
+        self.bulk_waiting = Gauge(
+            "tidelog_bulk_waiting_connections",
+            "Connections that are not read until bulk has memory again",
+            registry=registry,
+        )
         self.request_memory_waits = Counter(
             "tidelog_request_memory_waits_total",
             "Times a socket was not read for want of memory",
@@ -195,6 +203,22 @@ class Metrics:
         )
         self.unacknowledged = Gauge(
             "tidelog_unacknowledged_bytes", "Bytes accepted and not yet acknowledged", registry=registry
+        )
+        self.bulk_unacknowledged = Gauge(
+            "tidelog_bulk_unacknowledged_bytes",
+            "Bytes marked bulk, accepted and not yet acknowledged",
+            registry=registry,
+        )
+        self.write_wait_seconds = Summary(
+            "tidelog_write_wait_seconds",
+            "How long the oldest batch of a committed segment waited. Lane normal: all but bulk",
+            ["lane"],
+            registry=registry,
+        )
+        self.interactive_refused = Counter(
+            "tidelog_interactive_refused_total",
+            "Interactive Produce requests refused because an earlier write waits for too long",
+            registry=registry,
         )
         self.sealed_segments = Gauge(
             "tidelog_sealed_segments", "Segments sealed and not yet sequenced", registry=registry

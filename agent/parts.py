@@ -59,6 +59,8 @@ class Parts:
     coordinator: Coordinator
     group_offsets: GroupOffsets
     request_memory: MemoryBudget
+    bulk_memory: MemoryBudget
+    """The part of it that bulk may take."""
     response_memory: ResponseMemory
     """For responses about all topics or groups."""
     overload: Overload

@@ -293,6 +293,16 @@ class AgentSettings(Settings):
     gone_ranges_logged: int = Field(default=100, ge=0)
     """The most such ranges that an agent logs. `tidelog doctor` lists all."""
 
+    bulk_memory_share: float = Field(default=0.5, gt=0, le=1)
+    """The share of `request_memory_bytes` that requests marked bulk may take. A larger one goes alone."""
+    bulk_uploads: int = Field(default=2, ge=1)
+    """The most segments with bulk batches being uploaded at once. They are among `max_uploads`."""
+    bulk_batches_per_commit: int = Field(default=2_000, ge=1)
+    """The most bulk batches in a segment. A commit takes one such segment, and others wait for it."""
+    interactive_wait_s: float = Field(default=3.0, gt=0)
+    """How long an interactive Produce waits for its commit. After that it fails with a retriable error, and
+    further ones are refused at once as long as an earlier write has waited for so long.
+    """
     throttle_from_share: float = Field(default=0.75, ge=0, lt=1)
     """Clients are asked to pause once the memory for requests or answers, or the queue of sealed segments, is
     used to more than this share.

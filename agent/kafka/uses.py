@@ -10,6 +10,7 @@ from agent.groups.coordinator.coordinator import Coordinator
 from agent.groups.offsets.group_offsets import GroupOffsets
 from agent.groups.settings import GroupSettings
 from agent.kafka.client_rates import LookupPace, TokenBuckets
+from agent.kafka.transport.memory import MemoryBudget
 from agent.kafka.transport.overload import Overload
 from agent.kafka.transport.response_memory import ResponseMemory
 from agent.metrics import Metrics
@@ -120,6 +121,14 @@ class UsesGroupOffsets(Protocol):
 class UsesResponseMemory(Protocol):
     @property
     def response_memory(self) -> ResponseMemory: ...
+
+
+class UsesRequestMemory(Protocol):
+    @property
+    def request_memory(self) -> MemoryBudget: ...
+
+    @property
+    def bulk_memory(self) -> MemoryBudget: ...
 
 
 class UsesOverload(Protocol):

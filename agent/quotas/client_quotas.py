@@ -17,7 +17,7 @@ import contextlib
 import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -127,6 +127,12 @@ class ClientQuotas:
         """Returns what the client may do here per second. None: there is no bound."""
         return min((_per_s(kind, use) for use in self._used(kind, user, client_id)), default=None)
 
+    def priority(self, user: str, client_id: str) -> float | None:
+        """Returns the mark of the client's traffic. None: it has none."""
+        if QuotaKind.PRIORITY not in self._kinds:
+            return None
+        return next((quota.limit for quota in self._applies(QuotaKind.PRIORITY, user, client_id)), None)
+
     def _pause_s(self, kind: QuotaKind, use: _Use) -> float:
         if use.tokens >= 0:
             return 0.0
@@ -137,13 +143,7 @@ class ClientQuotas:
         """Returns what counts for a client: of its own quota, and of its whole tenant's."""
         if kind not in self._kinds:
             return []
-        asked = (kind, user, client_id)
-        quotas = self._found.get(asked)
-        if quotas is None:
-            if len(self._found) >= self.settings.quota_clients:
-                self._found.clear()
-            quotas = self._found[asked] = tuple(self._applying(kind, user, client_id))
-        return [self._use(quota) for quota in quotas]
+        return [self._use(quota) for quota in self._applies(kind, user, client_id)]
 
     def _use(self, quota: _Quota) -> _Use:
         now_s, kind, shared = self._clock(), quota.shared[0], quota.shared
@@ -173,6 +173,15 @@ class ClientQuotas:
         self._tracked -= 1
         if not self._uses[tenant]:
             del self._uses[tenant]
+
+    def _applies(self, kind: QuotaKind, user: str, client_id: str) -> Sequence[_Quota]:
+        asked = (kind, user, client_id)
+        quotas = self._found.get(asked)
+        if quotas is None:
+            if len(self._found) >= self.settings.quota_clients:
+                self._found.clear()
+            quotas = self._found[asked] = tuple(self._applying(kind, user, client_id))
+        return quotas
 
     def _applying(self, kind: QuotaKind, user: str, client_id: str) -> Iterator[_Quota]:
         if kind is QuotaKind.CONNECTION:

@@ -23,13 +23,16 @@ class QuotaKind(StrEnum):
     REQUEST = "request_percentage"
     MUTATION = "controller_mutation_rate"
     CONNECTION = "connection_creation_rate"
+    PRIORITY = "tidelog_priority"
+    """No rate: a mark of the client's traffic (`agent/traffic_class.py`), which Kafka does not have."""
 
 
 CLIENT_KINDS: Final = (QuotaKind.PRODUCE, QuotaKind.FETCH, QuotaKind.REQUEST, QuotaKind.MUTATION)
+_CLIENT_KEYS: Final = frozenset({*CLIENT_KINDS, QuotaKind.PRIORITY})
 ALLOWED_KEYS: Final[Mapping[frozenset[str], frozenset[str]]] = {
-    frozenset({USER, CLIENT_ID}): frozenset(CLIENT_KINDS),
-    frozenset({USER}): frozenset(CLIENT_KINDS),
-    frozenset({CLIENT_ID}): frozenset(CLIENT_KINDS),
+    frozenset({USER, CLIENT_ID}): _CLIENT_KEYS,
+    frozenset({USER}): _CLIENT_KEYS,
+    frozenset({CLIENT_ID}): _CLIENT_KEYS,
     frozenset({IP}): frozenset({QuotaKind.CONNECTION}),
 }
 """The keys that go with each combination of types."""
@@ -38,6 +41,7 @@ _LARGEST: Final = {
     QuotaKind.FETCH: (2**63 - 1, "LONG"),
     QuotaKind.CONNECTION: (2**31 - 1, "INT"),
 }
+_PRIORITIES: Final = (1.0, 2.0)
 _FRACTION: Final = 1e-6
 _LONGEST_NAME: Final = 1_024
 
@@ -96,6 +100,8 @@ def check_value(keys: frozenset[str], key: str, value: float) -> None:
         raise InvalidQuota(f"Invalid configuration key {key[:100]}")
     if not 0 < value < float("inf"):
         raise InvalidQuota(f"Quota {key} must be greater than 0")
+    if key == QuotaKind.PRIORITY and value not in _PRIORITIES:
+        raise InvalidQuota(f"{key} must be 1 (interactive) or 2 (bulk)")
     if key in _LARGEST:
         largest, name = _LARGEST[QuotaKind(key)]
         if value > largest:

@@ -53,7 +53,7 @@ def failed(plan: PartitionPlan, failure: ReadFailure) -> PartitionResult:
 class FetchAnswer:
     """Take the bytes before they are loaded, and release them once they are sent."""
 
-    __slots__ = ("_budget", "_is_kept", "_taken", "results", "sent", "size_bytes")
+    __slots__ = ("_budget", "_bulk", "_bulk_taken", "_is_kept", "_taken", "results", "sent", "size_bytes")
 
     def __init__(self, budget: ByteBudget, results: Sequence[PartitionResult] = ()) -> None:
         self.results = results
@@ -62,13 +62,20 @@ class FetchAnswer:
         """The outgoing batches of each partition with records."""
         self._budget = budget
         self._taken = 0
+        self._bulk: ByteBudget | None = None
+        self._bulk_taken = 0
         self._is_kept = False
 
     @property
     def has_failure(self) -> bool:
         return any(result.failure is not None for result in self.results)
 
-    async def take(self, size_bytes: int) -> None:
+    async def take(self, size_bytes: int, bulk: ByteBudget | None = None) -> None:
+        """`bulk`: the part of the budget that bulk may take, if this is bulk. It waits there first, among
+        bulk.
+        """
+        if bulk is not None:
+            self._bulk_taken, self._bulk = await bulk.take(size_bytes), bulk
         self._taken = await self._budget.take(size_bytes)
 
     def kept(self) -> "FetchAnswer":
@@ -79,6 +86,9 @@ class FetchAnswer:
         """Gives the bytes back. A second call does nothing."""
         taken, self._taken = self._taken, 0
         self._budget.give_back(taken)
+        if self._bulk is not None:
+            taken, self._bulk_taken = self._bulk_taken, 0
+            self._bulk.give_back(taken)
 
     def release_unless_kept(self) -> None:
         if not self._is_kept:

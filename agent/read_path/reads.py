@@ -14,9 +14,10 @@ Promises:
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import Context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from agent.read_path.fetch_answer import FetchAnswer, PartitionResult, failed, found
 from agent.read_path.known_coordinates import KnownCoordinates
@@ -49,7 +50,7 @@ from sequencer.commits.coordinates import PartitionKey, RunCoordinate
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from storage.encryption.key_wrapping import KeyUnavailable
 from storage.encryption.sealed_batches import SealBroken
-from storage.identifiers import ObjectKey
+from storage.identifiers import ObjectKey, TopicId
 
 log = logging.getLogger("tidelog")
 
@@ -89,6 +90,10 @@ class ReadCounts:
     """Fetches answered without records because too many bytes of answers were in memory."""
 
 
+IsBulk: TypeAlias = Callable[[Collection[TopicId]], Awaitable[bool]]
+"""Returns whether a fetch is bulk that brings records of these topics."""
+
+
 @dataclass(slots=True)
 class _Fetch:
     """One fetch, and what it has learned since it last waited."""
@@ -97,6 +102,7 @@ class _Fetch:
     watch: Watch
     began_s: float
     reader: Reader | None
+    is_bulk: IsBulk | None
     decisions: list[Decision] = field(default_factory=list)
     """One per partition, as of its last look. Empty before the first look."""
     places: dict[PartitionKey, list[int]] = field(default_factory=dict)
@@ -139,6 +145,7 @@ class ReadPath:
         """Where the coordinates continue that readers of history need next."""
         self._asks_further: asyncio.Task[None] | None = None
         self._answers = ByteBudget(settings.fetch_answer_bytes)
+        self._bulk_answers = ByteBudget(min(settings.bulk_answer_bytes, settings.fetch_answer_bytes))
         self._is_draining = False
         self.counts = ReadCounts()
 
@@ -178,8 +185,18 @@ class ReadPath:
         """The bytes of answers in memory."""
         return self._answers.taken_bytes
 
+    @property
+    def bulk_answer_bytes(self) -> int:
+        """How many of them are bulk."""
+        return self._bulk_answers.taken_bytes
+
     async def fetch(
-        self, plan: FetchPlan, wait_s: float, watch: Watch | None = None, reader: Reader | None = None
+        self,
+        plan: FetchPlan,
+        wait_s: float,
+        watch: Watch | None = None,
+        reader: Reader | None = None,
+        is_bulk: IsBulk | None = None,
     ) -> FetchAnswer:
         """Returns one result per partition of the plan, in its order, after at most about `wait_s`. Release
         it once it is sent. The caller may end the wait through its own `watch`. History is read ahead for a
@@ -190,7 +207,7 @@ class ReadPath:
         deadline_s = began_s + wait_s
         watch = watch or Watch()
         with self._coordinates.watching([partition.key for partition in plan.partitions], watch):
-            fetch = _Fetch(plan=plan, watch=watch, began_s=began_s, reader=reader)
+            fetch = _Fetch(plan=plan, watch=watch, began_s=began_s, reader=reader, is_bulk=is_bulk)
             while True:
                 is_last_chance = self._is_draining or watch.is_over or self._clock() >= deadline_s
                 answer = await self._fetch_now(fetch, is_last_chance=is_last_chance)
@@ -263,12 +280,17 @@ class ReadPath:
             return {}
         try:
             async with asyncio.timeout(self._settings.fetch_answer_wait_s):
-                await answer.take(available)
+                is_bulk = fetch.is_bulk is not None and await fetch.is_bulk(_topics_with_records(fetch))
+                if is_bulk:
+                    most_bytes = self._settings.bulk_answer_bytes
+                    fetch.plan = replace(fetch.plan, max_bytes=min(fetch.plan.max_bytes, most_bytes))
+                    available = min(available, most_bytes)
+                await answer.take(available, self._bulk_answers if is_bulk else None)
         except TimeoutError:
             self.counts.throttled += 1
             return {}
         selected = select_runs(fetch.plan, fetch.decisions, self._settings.fetch_max_runs)
-        if fetch.reader is not None:
+        if fetch.reader is not None and not is_bulk:
             self._go_ahead(fetch, fetch.reader, selected)
         return await load_runs(self._pages, selected)
 
@@ -492,6 +514,11 @@ class ReadPath:
             },
         )
         return failure
+
+
+def _topics_with_records(fetch: _Fetch) -> set[TopicId]:
+    decided = zip(fetch.plan.partitions, fetch.decisions, strict=True)
+    return {partition.topic_id for partition, decision in decided if isinstance(decision, Take)}
 
 
 def _is_urgent(fetch: _Fetch) -> bool:

@@ -60,6 +60,10 @@ class ReadPathSettings(Settings):
     """Bytes of fetch answers in memory, from being loaded until they are sent. Past it fetches wait for their
     turn.
     """
+    bulk_answer_bytes: int = Field(default=8_388_608, ge=1)
+    """Bytes of answers to bulk in memory, among TIDELOG_FETCH_ANSWER_BYTES, and the most that one of them
+    has, except one batch that is larger. It also bounds what is loaded for bulk at once.
+    """
     fetch_answer_wait_s: float = Field(default=2.0, gt=0)
     """How long a fetch waits for its turn. After that it is answered without records."""
     catch_up_read_ahead_bytes: int = Field(default=33_554_432, ge=0)

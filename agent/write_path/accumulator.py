@@ -6,12 +6,14 @@ several segments.
 
 Promises:
 - Batches come out in the order in which they went in, each at most once, and never after they were removed.
-- What is taken at once exceeds `segment_size_bytes` only if it is a single batch.
+- What is taken at once exceeds `segment_size_bytes` only if it is a single batch. It has at most
+  `most_batches`.
 - No batch waits longer than `linger_s`. A full segment does not wait.
 - An early seal never overdraws the PUT budget. Only age, size and full windows may. Full windows have their
   own budget.
 """
 
+import sys
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,13 +57,14 @@ class SealDue:
 def seal_due(
     segment: OpenSegment,
     policy: SealPolicy,
-    budget: PutBudget,
+    budget: PutBudget | None,
     *,
     draining: bool = False,
     windows_full_at_s: float | None = None,
 ) -> SealDue | None:
     """Returns when to seal, in monotonic seconds, or None while the segment is empty. From
-    `windows_full_at_s` on, waiting brings nothing and the budget pays for a seal.
+    `windows_full_at_s` on, waiting brings nothing and the budget pays for a seal. Without a budget
+    there is no early seal.
     """
     arrived_s = segment.oldest_arrival_s
     if arrived_s is None:
@@ -71,9 +74,9 @@ def seal_due(
     if draining:
         return SealDue(at_s=arrived_s, reason=SealReason.DRAIN)
     aged_s = arrived_s + policy.linger_s
-    token_s = max(arrived_s, budget.token_at_s())
+    token_s = aged_s if budget is None else max(arrived_s, budget.token_at_s())
     full_s = aged_s if windows_full_at_s is None else max(arrived_s, windows_full_at_s)
-    if token_s <= min(full_s, aged_s):
+    if budget is not None and token_s <= min(full_s, aged_s):
         return SealDue(at_s=token_s, reason=SealReason.TOKEN)
     if full_s < aged_s:
         return SealDue(at_s=full_s, reason=SealReason.WINDOW)
@@ -105,8 +108,10 @@ class _Waiting(Generic[Owner]):
 class Accumulator(Generic[Owner]):
     """A queue of batches cut into segments by size."""
 
-    def __init__(self, segment_size_bytes: int) -> None:
+    def __init__(self, segment_size_bytes: int, most_batches: int | None = None) -> None:
+        """`most_batches`: of a segment. None: any number."""
         self._segment_size_bytes = segment_size_bytes
+        self._most_batches = sys.maxsize if most_batches is None else most_batches
         self._waiting: OrderedDict[int, _Waiting[Owner]] = OrderedDict()
         self._added = 0
         self._size_bytes = 0
@@ -149,30 +154,32 @@ class Accumulator(Generic[Owner]):
         any waits.
         """
         taken: list[Taken[Owner]] = []
-        room_bytes = self._segment_size_bytes
-        while self._waiting and room_bytes > 0:
+        room_bytes, room = self._segment_size_bytes, self._most_batches
+        while self._waiting and room_bytes > 0 and room > 0:
             number, waiting = self._oldest()
             start, left_bytes = waiting.next, waiting.size_bytes
-            self._advance(waiting, room_bytes, at_least_one=not taken)
+            self._advance(waiting, room_bytes, room, at_least_one=not taken)
             if waiting.next == start:
                 break
             taken.append(Taken(waiting.owner, start, waiting.next))
             room_bytes -= left_bytes - waiting.size_bytes
+            room -= waiting.next - start
             if waiting.next < len(waiting.sizes):
                 break
             del self._waiting[number]
         return taken
 
-    def _advance(self, waiting: _Waiting[Owner], room_bytes: int, *, at_least_one: bool) -> None:
+    def _advance(self, waiting: _Waiting[Owner], room_bytes: int, room: int, *, at_least_one: bool) -> None:
         """Moves past as many batches as there is room for."""
-        if waiting.size_bytes <= room_bytes:
-            gone_bytes, waiting.next = waiting.size_bytes, len(waiting.sizes)
+        most = min(len(waiting.sizes), waiting.next + room)
+        if waiting.size_bytes <= room_bytes and most == len(waiting.sizes):
+            gone_bytes, waiting.next = waiting.size_bytes, most
         else:
             gone_bytes = 0
             while gone_bytes + waiting.sizes[waiting.next] <= room_bytes or (at_least_one and not gone_bytes):
                 gone_bytes += waiting.sizes[waiting.next]
                 waiting.next += 1
-                if waiting.next == len(waiting.sizes):
+                if waiting.next == most:
                     break
         waiting.size_bytes -= gone_bytes
         self._size_bytes -= gone_bytes

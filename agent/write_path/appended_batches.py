@@ -25,6 +25,7 @@ class Appended:
         "_when_done",
         "assigned",
         "batches",
+        "is_bulk",
         "number",
         "unassigned",
     )
@@ -40,6 +41,8 @@ class Appended:
         later.
         """
         self.number = 0
+        self.is_bulk = False
+        """True if the batches go the way of bulk."""
         self._count = self._missing = len(batches)
         self._when_answered: list[Callable[[], object]] = []
         self._when_done: list[Callable[[], object]] = []
@@ -79,14 +82,11 @@ class Appended:
 
     async def answered(self) -> None:
         """Returns when every batch has an outcome for its request."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        await _until(self.when_answered)
 
-        def wake() -> None:
-            if not waiter.done():
-                waiter.set_result(None)
-
-        self.when_answered(wake)
-        await waiter
+    async def done(self) -> None:
+        """Returns when no batch is on its way."""
+        await _until(self.when_done)
 
     def sealed_until(self, end: int) -> None:
         if end == self._count:
@@ -139,3 +139,15 @@ class Appended:
         callbacks.clear()
         for callback in called:
             callback()
+
+
+async def _until(when: Callable[[Callable[[], object]], None]) -> None:
+    """Waits for the call that `when` promises."""
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def wake() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    when(wake)
+    await waiter

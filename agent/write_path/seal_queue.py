@@ -39,6 +39,8 @@ class QueuedSegment(Generic[Waiter]):
     order: NDArray[np.int64]
     waiters: tuple[Waiter, ...]
     data: bytes
+    arrived_s: float
+    """When the oldest of its batches came."""
     stage: Stage = field(default=Stage.UPLOADING)
 
 
@@ -63,6 +65,12 @@ class SealQueue(Generic[Waiter]):
                 break
             prefix.append(segment)
         return prefix
+
+    @property
+    def oldest_arrival_s(self) -> float | None:
+        """When the oldest batch came that still waits. None: none does."""
+        self._drop_failed()
+        return self._segments[0].arrived_s if self._segments else None
 
     def remove(self, prefix: list[QueuedSegment[Waiter]]) -> None:
         """Removes what `committable` returned."""

@@ -37,14 +37,16 @@ class Uploader:
         metrics: Metrics,
         clock: Callable[[], float],
         on_put: Callable[[], None],
+        outcomes: LastOutcomes,
     ) -> None:
+        """`outcomes` may be shared with others that upload to the same store."""
         self._store = store
         self._settings = settings
         self._metrics = metrics
         self._clock = clock
         self._on_put = on_put
         self._recent_s: deque[float] = deque(maxlen=_REMEMBERED_UPLOADS)
-        self.outcomes = LastOutcomes("uploads to the object store", settings.stalled_after_s)
+        self.outcomes = outcomes
 
     async def upload(self, key: ObjectKey, data: bytes) -> None:
         started_s = self._clock()

@@ -37,6 +37,7 @@ COMPRESSIONS: Final[Mapping[str, Compression | None]] = MappingProxyType(
 """What `compression.type` may say; None: batches stay as they were sent."""
 
 ENCRYPTION: Final = "tidelog.encryption"
+PRIORITY: Final = "tidelog.priority"
 
 VALUE_FORMATS: Final = ("", "string", "json", "avro", "protobuf", "json-schema")
 """What `tidelog.value.format` and `tidelog.key.format` may say; empty: nothing."""
@@ -143,6 +144,16 @@ _CHANGING: Final = (
         "before. A topic that has this config, on or off, needs tidelog.history=off, and is not compacted by "
         "key; the config can be set to off and not removed.",
         check=one_of(ENCRYPTION, ("on", "off")),
+    ),
+    ConfigDefinition(
+        name=PRIORITY,
+        kind="string",
+        default="normal",
+        broker_name=PRIORITY,
+        documentation="bulk: in overload, writes and reads of the topic wait, so that others do not. "
+        "interactive: a write that cannot be served soon fails with a retriable error instead of waiting "
+        "(docs/design/overload.md). normal: neither.",
+        check=one_of(PRIORITY, ("normal", "interactive", "bulk")),
     ),
     ConfigDefinition(
         name="remote.storage.enable",

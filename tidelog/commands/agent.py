@@ -35,6 +35,7 @@ _GROUPS: Mapping[type[Settings], Mapping[str, str]] = {
         "segment_size_bytes": "Writing",
         "max_decompressed_bytes": "Checking batches",
         "gone_ranges_look_s": "Answers to clients",
+        "bulk_memory_share": "Overload",
         "telemetry_metrics": "Metrics",
         "connect_backoff_s": "Start and end",
     },

@@ -27,6 +27,7 @@ from functools import partial
 from typing import Any, Final, cast
 
 from agent.kafka.api import Api, CloseConnection, Order
+from agent.kafka.apis.produce.produce_bytes import first_topic
 from agent.kafka.context import ConnectionState, RequestContext
 from agent.kafka.dispatch import PRODUCE_KEY, BadRequest, Dispatch, Request
 from agent.kafka.forwarding.forward_protocol import Hello
@@ -49,6 +50,7 @@ from agent.settings import AgentSettings
 from agent.tenants.known_tenants import KnownTenants
 from agent.tenants.tenant_parts import TenantParts
 from agent.tenants.usage import UsageMeter
+from agent.traffic_class import TrafficClass, class_of
 from sequencer.database.fair_queue import ASKED_BY, Asker
 
 log = logging.getLogger("tidelog")
@@ -70,6 +72,7 @@ class Shared:
     parts: Parts
     dispatch: Dispatch
     memory: MemoryBudget
+    bulk_memory: MemoryBudget
     unauthenticated: Unauthenticated
     metrics: Metrics
     tenants: KnownTenants
@@ -338,7 +341,21 @@ class KafkaConnection(asyncio.BufferedProtocol):
 
     def _memory_of(self, size_bytes: int) -> MemoryBudget:
         shared = self._shared
-        return shared.memory if self._login is None else shared.unauthenticated.memory_of(size_bytes)
+        if self._login is not None:
+            return shared.unauthenticated.memory_of(size_bytes)
+        is_bulk = self.state.is_bulk or (shared.bulk_memory.was_used and self._begins_as_bulk())
+        return shared.bulk_memory if is_bulk else shared.memory
+
+    def _begins_as_bulk(self) -> bool:
+        """True if the next frame is a Produce that is bulk by its first topic, as far as its first bytes say.
+        Otherwise many new connections of bulk could fill the memory of others.
+        """
+        named = first_topic(self._frames.first_bytes)
+        if named is None or self.state.tenant_name is not None:
+            return False
+        parts = self._shared.parts
+        of_user = parts.quotas.priority(self.state.principal.name, self.state.client_id or "")
+        return class_of(of_user, (parts.topics.known(named),)) is TrafficClass.BULK
 
     def _has_room(self, size_bytes: int) -> bool:
         settings = self._shared.settings

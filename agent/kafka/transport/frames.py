@@ -75,6 +75,13 @@ class FrameReader:
         """True if a frame has begun and is not whole."""
         return self._held_bytes > 0 or self._frame_bytes is not None
 
+    @property
+    def first_bytes(self) -> bytes | memoryview:
+        """Bytes that are held and begin with the partial frame, without its length. All of them, or a first
+        part.
+        """
+        return self._chunks[0] if self._chunks and self._frame_bytes is not None else b""
+
     def feed(self, chunk: bytes) -> None:
         if chunk:
             self._chunks.append(chunk)

@@ -270,7 +270,10 @@ class Listener:
         metrics.forwarded_connections.set(self._forwarded)
 
     def _close_overdue(self, now_s: float) -> None:
-        self._shared.metrics.request_memory.set(self._shared.memory.used_bytes)
+        shared = self._shared
+        shared.metrics.request_memory.set(shared.memory.used_bytes)
+        shared.metrics.bulk_memory.set(shared.bulk_memory.used_bytes)
+        shared.metrics.bulk_waiting.set(shared.bulk_memory.waiters)
         for connection in list(self._connections):
             reason = connection.overdue(now_s)
             if reason is not None:

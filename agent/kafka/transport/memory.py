@@ -5,6 +5,8 @@ Promises:
 - Reservations never exceed the limit.
 - Waiters are served in the order of arrival, so small requests do not starve a large one.
 - A reservation is given back once all that retain it have released it.
+- A part of the budget has its own limit and its own queue. Whoever does not wait for the part is not kept
+  waiting by its queue.
 """
 
 import asyncio
@@ -15,27 +17,55 @@ from collections.abc import Callable
 class MemoryBudget:
     """The bytes that requests of all connections may hold. One owner per agent."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, whole: "MemoryBudget | None" = None) -> None:
+        """`whole`: this is a part of it. What is reserved here counts there too."""
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self.was_used = False
+        """True once anything was reserved in it, if it is a part."""
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._whole = whole
+        self._parts: list[MemoryBudget] = []
+        if whole is not None:
+            whole._parts.append(self)
 
     @property
     def waiters(self) -> int:
         return len(self._waiting)
 
+    @property
+    def share(self) -> float:
+        """How full it is, from 0 to 1 and more. A whole leaves out its parts."""
+        if self._waiting:
+            return 1.0
+        of_parts = sum(part.used_bytes for part in self._parts) if self._parts else 0
+        return (self.used_bytes - of_parts) / max(1, self.limit_bytes - of_parts)
+
     def try_reserve(self, size_bytes: int) -> "Reservation | None":
         """Reserves now, or returns None if there is no room or others wait."""
-        if self._waiting or self.used_bytes + size_bytes > self.limit_bytes:
+        if self._waiting or not self._has_room(size_bytes):
             return None
-        self.used_bytes += size_bytes
+        self._take(size_bytes)
         return Reservation(self, size_bytes)
+
+    def _has_room(self, size_bytes: int) -> bool:
+        whole = self._whole
+        if whole is None:
+            return self.used_bytes + size_bytes <= self.limit_bytes
+        fits = not self.used_bytes or self.used_bytes + size_bytes <= self.limit_bytes
+        return fits and not whole._waiting and whole._has_room(size_bytes)
+
+    def _take(self, size_bytes: int) -> None:
+        self.used_bytes += size_bytes
+        if self._whole is not None:
+            self.was_used = True
+            self._whole._take(size_bytes)
 
     async def reserve(self, size_bytes: int) -> "Reservation":
         """Waits for room. The caller bounds `size_bytes` by the limit: a larger request would wait for
-        ever.
+        ever. A request larger than a part goes alone.
         """
-        if size_bytes > self.limit_bytes:
+        if self._whole is None and size_bytes > self.limit_bytes:
             raise ValueError(f"{size_bytes} bytes exceed the whole budget of {self.limit_bytes}")
         reserved = self.try_reserve(size_bytes)
         if reserved is not None:
@@ -56,14 +86,19 @@ class MemoryBudget:
 
     def _give_back(self, size_bytes: int) -> None:
         self.used_bytes -= size_bytes
-        self._wake()
+        if self._whole is None:
+            self._wake()
+        else:
+            self._whole._give_back(size_bytes)
 
     def _wake(self) -> None:
-        while self._waiting and self.used_bytes + self._waiting[0][0] <= self.limit_bytes:
+        while self._waiting and self._has_room(self._waiting[0][0]):
             size_bytes, place = self._waiting.popleft()
             if not place.done():
-                self.used_bytes += size_bytes
+                self._take(size_bytes)
                 place.set_result(None)
+        for part in self._parts:
+            part._wake()
 
 
 class Reservation:
@@ -89,11 +124,27 @@ class Reservation:
         """Reserves this much more than `size_bytes`, if there is room now. It is given back with the rest."""
         if self._holders <= 0:
             raise ValueError("a reservation that was given back cannot grow")
-        if self._budget.used_bytes + size_bytes > self._budget.limit_bytes:
+        budget = self._budget if self._budget._whole is None else self._budget._whole
+        if budget.used_bytes + size_bytes > budget.limit_bytes:
             return False
-        self._budget.used_bytes += size_bytes
+        self._budget._take(size_bytes)
         self._grown_bytes += size_bytes
         return True
+
+    def count_in(self, budget: MemoryBudget) -> None:
+        """Moves it between a budget and a part of it, also beyond the part's limit: the bytes are held."""
+        before, size_bytes = self._budget, self.size_bytes + self._grown_bytes
+        if before is budget or self._holders <= 0:
+            return
+        self._budget = budget
+        if budget._whole is before:
+            budget.used_bytes += size_bytes
+            budget.was_used = True
+        elif before._whole is budget:
+            before.used_bytes -= size_bytes
+            budget._wake()
+        else:
+            raise ValueError("neither budget is a part of the other")
 
     def retain(self) -> None:
         if self._holders <= 0:

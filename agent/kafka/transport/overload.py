@@ -27,6 +27,7 @@ class Overload:
     def __init__(
         self,
         memory: MemoryBudget,
+        bulk_memory: MemoryBudget,
         write_path: WritePath,
         reads: ReadPath,
         lookups: Sequence[Callable[[Asker], float]],
@@ -34,6 +35,7 @@ class Overload:
         metrics: Metrics,
     ) -> None:
         self._memory = memory
+        self._bulk_memory = bulk_memory
         self._write_path = write_path
         self._reads = reads
         self._lookups = lookups
@@ -45,17 +47,22 @@ class Overload:
 
     def load(self) -> float:
         """Returns how full the fullest of these budgets is, from 0 to 1."""
-        return min(1.0, max(self._memory_share(), self._segments_share(), self._answers_share()))
+        return min(
+            1.0,
+            max(self._memory.share, self._bulk_memory.share, self._segments_share(), self._answers_share()),
+        )
 
-    def of_produce(self) -> int:
+    def of_produce(self, *, is_bulk: bool = False) -> int:
         """Returns the pause for the memory of requests, which holds what is not committed, and for segments
-        that wait for store or commit.
+        that wait for store or commit. Bulk pauses for its own part of the memory, and no one else does.
         """
-        return self._throttle("Produce", self._memory_share(), self._segments_share())
+        if is_bulk:
+            return self._throttle("Produce", self._bulk_memory.share)
+        return self._throttle("Produce", self._memory.share, self._segments_share())
 
     def of_fetch(self) -> int:
         """Returns the pause for the memory of requests, and for responses that are not sent yet."""
-        return self._throttle("Fetch", self._memory_share(), self._answers_share())
+        return self._throttle("Fetch", self._memory.share, self._answers_share())
 
     def of_lookup(self, api: str) -> int:
         """Returns the pause for the client's requests that wait for the database, relative to those of
@@ -72,9 +79,6 @@ class Overload:
         if pause_ms:
             self._metrics.throttled.labels(api).inc()
             self._metrics.throttle_seconds.labels(api).inc(pause_ms / 1000)
-
-    def _memory_share(self) -> float:
-        return 1.0 if self._memory.waiters else self._memory.used_bytes / self._memory.limit_bytes
 
     def _segments_share(self) -> float:
         return self._write_path.sealed_segments / self._most_segments

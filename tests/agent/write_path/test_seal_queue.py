@@ -18,6 +18,7 @@ def a_segment(number: int) -> QueuedSegment[int]:
         order=np.empty(0, np.int64),
         waiters=(),
         data=b"",
+        arrived_s=float(number),
     )
 
 

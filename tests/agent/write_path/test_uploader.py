@@ -14,6 +14,7 @@ import pytest
 
 from agent.metrics import Metrics
 from agent.settings import AgentSettings
+from agent.write_path.outcomes import LastOutcomes
 from agent.write_path.uploader import Uploader, UploadFailed
 from storage.batches.byte_arrays import Buffer
 from storage.identifiers import ObjectKey
@@ -64,7 +65,12 @@ def an_uploader(
     spent: list[int] = []
     given: dict[str, Any] = {"upload_backoff_s": 0.001, "hedge_after_min_s": 0.05, **settings}
     uploader = Uploader(
-        store, AgentSettings(**given), metrics, clock, on_put=lambda: spent.append(next(tokens))
+        store,
+        AgentSettings(**given),
+        metrics,
+        clock,
+        on_put=lambda: spent.append(next(tokens)),
+        outcomes=LastOutcomes("uploads to the object store", 10.0),
     )
     return uploader, metrics, spent
 

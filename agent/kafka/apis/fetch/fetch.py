@@ -9,7 +9,9 @@ client stops sending. Refused: a request that continues a session, because no se
 replication, because a replica id is taken for a consumer's.
 """
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Final, Protocol
@@ -45,6 +47,7 @@ from agent.kafka.uses import UsesOverload, UsesReads, UsesTopics
 from agent.quotas.entities import QuotaKind
 from agent.read_path.fetch_answer import PartitionResult
 from agent.read_path.read_decisions import FetchPlan, PartitionPlan, ReadFailure
+from agent.traffic_class import TrafficClass, class_of
 from cache_ring.ring.membership import Membership
 from sequencer.database.database import SequencerUnavailable
 from sequencer.security.acl import Operation
@@ -217,6 +220,7 @@ class _Uses(UsesFetchPlan, UsesOverload, UsesQuotaPauses, Protocol):
 
 
 _INITIAL_EPOCH: Final = 0
+_LOOK_UP_S: Final = 0.1
 
 
 async def handle(request: FetchRequest, context: RequestContext[_Uses]) -> Encoded:
@@ -246,7 +250,11 @@ async def _respond(request: FetchRequest, context: RequestContext[_Uses]) -> Fet
     wait_s = context.remaining_s(
         context.deadline_s(request.max_wait.total_seconds(), reads.settings.fetch_max_wait_s)
     )
-    answer = await reads.fetch(plan, wait_s, context.watch, context.connection)
+
+    async def is_bulk(topic_ids: Collection[TopicId]) -> bool:
+        return await _is_bulk(topic_ids, context)
+
+    answer = await reads.fetch(plan, wait_s, context.watch, context.connection, is_bulk)
     context.memory.when_released(answer.release)
     results = await _named(answer.results, context) if answer.has_failure else answer.results
     leaders = _leaders(results, context) if answer.has_failure else {}
@@ -258,6 +266,17 @@ async def _respond(request: FetchRequest, context: RequestContext[_Uses]) -> Fet
         endpoints=node_endpoints(context, set(leaders.values())),
         diverges=any(partition.diverges for partition in plan.partitions),
     )
+
+
+async def _is_bulk(topic_ids: Collection[TopicId], context: RequestContext[_Uses]) -> bool:
+    """Topics that cannot be looked up soon have no mark: tailing must not wait for the sequencer."""
+    parts = context.parts
+    topics: Mapping[TopicId, Topic] = {}
+    with suppress(SequencerUnavailable, TimeoutError):
+        async with asyncio.timeout(_LOOK_UP_S):
+            topics = await parts.topics.by_id(topic_ids)
+    of_user = parts.quotas.priority(context.connection.principal.name, context.client_id or "")
+    return class_of(of_user, topics.values()) is TrafficClass.BULK
 
 
 def _session_error(request: FetchRequest) -> ErrorCode | None:

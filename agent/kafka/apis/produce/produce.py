@@ -44,11 +44,18 @@ from agent.kafka.context import RequestContext
 from agent.kafka.quota_pauses import UsesQuotaPauses, quota_throttle_ms
 from agent.kafka.routing.current_leaders import node_endpoints
 from agent.kafka.transport.vectored import Encoded
-from agent.kafka.uses import UsesOverload, UsesTopics, UsesTransactionalIds, UsesWritePath
+from agent.kafka.uses import (
+    UsesOverload,
+    UsesRequestMemory,
+    UsesTopics,
+    UsesTransactionalIds,
+    UsesWritePath,
+)
 from agent.quotas.entities import QuotaKind
 from agent.settings import AgentSettings
 from agent.tenants.tenant import Tenant
 from agent.topic_keys import is_sealing
+from agent.traffic_class import BULK_FOR_S, TrafficClass, class_of
 from agent.write_path.appended_batches import Appended
 from agent.write_path.outcomes import Unassigned, WriteFailed, WriteFailure
 from sequencer.database.database import SequencerUnavailable
@@ -65,6 +72,7 @@ class _Uses(
     UsesSeals,
     UsesOverload,
     UsesQuotaPauses,
+    UsesRequestMemory,
     UsesTopics,
     UsesTransactionalIds,
     UsesWritePath,
@@ -75,6 +83,10 @@ class _Uses(
 
 _NO_ACKS: Final = 0
 _FIRST_VERSION_THAT_ADDS_PARTITIONS: Final = 12
+_TOO_LATE: Final = ProduceResult(
+    code=ErrorCode.not_enough_replicas,
+    message="nothing was written: earlier writes wait for longer than an interactive one may",
+)
 _TIMED_OUT: Final = WriteFailed(
     failure=WriteFailure.TIMED_OUT, message="the request's timeout was over before its commit"
 )
@@ -122,11 +134,14 @@ def begin(request: ProduceRequest, context: RequestContext[_Uses], respond: Resp
         return False
     if not _is_allowed(request, topic, context):
         return False
+    traffic = _class_of((topic,), context)
+    if _changes_lane(traffic, context) or (traffic is TrafficClass.INTERACTIVE and _is_too_late(context)):
+        return False
     accepted = accept_lone(topic, named.partitions[0], request.frame[start:end], context)
     if accepted is None or not _is_known_to_fit(accepted, request, context):
         return False
     request.take_frame()
-    under_way = _hand_over(accepted, request, context)
+    under_way = _hand_over(accepted, traffic, request, context)
     call_soon = asyncio.get_running_loop().call_soon
 
     def answer() -> None:
@@ -143,7 +158,8 @@ async def handle(request: ProduceRequest, context: RequestContext[_Uses]) -> Enc
     verdict = _refusal(request) or _transaction_refusal(request, context)
     if verdict is None:
         try:
-            results = await _write(await _accept(request, context), request, context)
+            accepted, traffic = await _accept(request, context)
+            results = await _write(accepted, traffic, request, context)
         except ClientGone:
             raise CloseConnection("its client hung up before its batches were checked") from None
     else:
@@ -166,7 +182,7 @@ def _respond(request: ProduceRequest, results: ProduceResults, context: RequestC
         topics=topics,
         results=results,
         throttle_ms=max(
-            context.parts.overload.of_produce(),
+            context.parts.overload.of_produce(is_bulk=context.connection.is_bulk),
             quota_throttle_ms(QuotaKind.PRODUCE, 0, context),
         ),
         leaders=node_endpoints(context, leaders),
@@ -221,14 +237,55 @@ def _unauthorized(
     return {place for place, name in enumerate(names) if name is not None and name not in writable}
 
 
-async def _accept(request: ProduceRequest, context: RequestContext[_Uses]) -> Accepted | ProduceResult:
+def _class_of(topics: Sequence[Topic | None], context: RequestContext[_Uses]) -> TrafficClass:
+    """Notes on the connection if it is bulk now."""
+    connection, parts = context.connection, context.parts
+    user = connection.principal.name
+    traffic = class_of(parts.quotas.priority(user, context.client_id or ""), topics)
+    if traffic is TrafficClass.BULK:
+        connection.bulk_until_s = context.received_at_s + BULK_FOR_S
+    elif context.received_at_s < connection.bulk_until_s:
+        traffic = TrafficClass.BULK
+    is_bulk = traffic is TrafficClass.BULK
+    if is_bulk or connection.is_bulk:
+        connection.is_bulk = is_bulk
+        context.memory.count_in(parts.bulk_memory if is_bulk else parts.request_memory)
+    return traffic
+
+
+def _changes_lane(traffic: TrafficClass, context: RequestContext[_Uses]) -> bool:
+    """True if earlier batches of the connection are still on their way in another lane."""
+    last = context.connection.last_appended
+    return last is not None and last.is_bulk is not (traffic is TrafficClass.BULK) and not last.is_done
+
+
+def _is_too_late(context: RequestContext[_Uses]) -> bool:
+    return context.parts.write_path.wait_s() > context.settings.interactive_wait_s
+
+
+async def _accept(
+    request: ProduceRequest, context: RequestContext[_Uses]
+) -> tuple[Accepted | ProduceResult, TrafficClass]:
     """Does everything that may wait: finds topics, checks batches. Returns one result for all if the request
     is refused. Raises ClientGone.
     """
     try:
         topics = await _find_topics(request, context)
     except SequencerUnavailable as error:
-        return ProduceResult(code=ErrorCode.not_enough_replicas, message=str(error))
+        return ProduceResult(code=ErrorCode.not_enough_replicas, message=str(error)), TrafficClass.NORMAL
+    traffic = _class_of(topics, context)
+    if traffic is TrafficClass.INTERACTIVE and _is_too_late(context):
+        context.parts.metrics.interactive_refused.inc()
+        return _TOO_LATE, traffic
+    return await _check(topics, traffic, request, context), traffic
+
+
+async def _check(
+    topics: list[Topic | None],
+    traffic: TrafficClass,
+    request: ProduceRequest,
+    context: RequestContext[_Uses],
+) -> Accepted | ProduceResult:
     unauthorized = _unauthorized(request, topics, context) if is_restricted(context) else ()
     if unauthorized:
         topics = [None if number in unauthorized else topic for number, topic in enumerate(topics)]
@@ -248,6 +305,8 @@ async def _accept(request: ProduceRequest, context: RequestContext[_Uses]) -> Ac
     has_acks = request.acks != _NO_ACKS
     longest_s = context.settings.max_produce_timeout_s
     deadline_s = context.deadline_s(request.timeout_s if has_acks else longest_s, longest_s)
+    if traffic is TrafficClass.INTERACTIVE and has_acks:
+        deadline_s = min(deadline_s, context.received_at_s + context.settings.interactive_wait_s)
     try:
         accepted = await accept(asked, _unknown_topic(context), context, deadline_s, needs_client=has_acks)
     except TimeoutError:
@@ -282,14 +341,20 @@ async def _find_topics(request: ProduceRequest, context: RequestContext[_Uses]) 
 
 
 async def _write(
-    accepted: Accepted | ProduceResult, request: ProduceRequest, context: RequestContext[_Uses]
+    accepted: Accepted | ProduceResult,
+    traffic: TrafficClass,
+    request: ProduceRequest,
+    context: RequestContext[_Uses],
 ) -> ProduceResults:
     assert context.turn is not None, "produce requests take turns"
     await context.turn.my_turn()
+    while _changes_lane(traffic, context):
+        assert context.connection.last_appended is not None, "it waits for batches"
+        await context.connection.last_appended.done()
     if isinstance(accepted, ProduceResult):
         context.turn.done()
         return _all(request, accepted)
-    under_way = _hand_over(accepted, request, context)
+    under_way = _hand_over(accepted, traffic, request, context)
     del accepted
     if request.acks == _NO_ACKS or not under_way.numbers:
         return ProduceResults(written={}, others=under_way.refusals)
@@ -351,7 +416,9 @@ def _note_who_adds(accepted: Accepted, context: RequestContext[_Uses]) -> None:
         )
 
 
-def _hand_over(accepted: Accepted, request: ProduceRequest, context: RequestContext[_Uses]) -> _UnderWay:
+def _hand_over(
+    accepted: Accepted, traffic: TrafficClass, request: ProduceRequest, context: RequestContext[_Uses]
+) -> _UnderWay:
     """Hands the batches to the write path, which now owns their bytes and drops them when it seals them. The
     request's bytes stay reserved until none of its batches is on its way, also if its time is over before
     that.
@@ -360,12 +427,16 @@ def _hand_over(accepted: Accepted, request: ProduceRequest, context: RequestCont
     _note_who_adds(accepted, context)
     write_path = context.parts.write_path
     window = None if request.acks == _NO_ACKS else context.connection.window
-    appended = write_path.append(accepted.batches, window)
+    appended = write_path.append(accepted.batches, window, is_bulk=traffic is TrafficClass.BULK)
+    context.connection.last_appended = appended
     context.turn.done()
     context.memory.retain()
     appended.when_done(context.memory.release)
     if request.acks != _NO_ACKS:
-        deadline_s = context.deadline_s(request.timeout_s, context.settings.max_produce_timeout_s)
+        longest_s = context.settings.max_produce_timeout_s
+        if traffic is TrafficClass.INTERACTIVE:
+            longest_s = min(longest_s, context.settings.interactive_wait_s)
+        deadline_s = context.deadline_s(request.timeout_s, longest_s)
         timer = asyncio.get_running_loop().call_at(deadline_s, write_path.give_up, appended, _TIMED_OUT)
         appended.when_answered(timer.cancel)
     return _UnderWay(

@@ -21,13 +21,14 @@ from kio.schema.errors import ErrorCode
 from agent.error_codes import ProduceResult
 from agent.kafka.routing.current_leaders import OUR_EPOCH, NodeEndpoint
 from storage.batches.batch_validation import NO_TIMESTAMP_MS
-from storage.identifiers import NO_OFFSET, Offset
+from storage.identifiers import NO_OFFSET, Offset, TopicId
 
 FIRST_FLEXIBLE_VERSION: Final = 9
 FIRST_VERSION_WITH_TOPIC_IDS: Final = 13
 
 _NULL: Final = (0, 0)
 _INT16: Final = Struct(">h")
+_API: Final = Struct(">hh4x")
 _INT32: Final = Struct(">i")
 _ACKS_AND_TIMEOUT: Final = Struct(">hi")
 _INDEX_AND_LENGTH: Final = Struct(">ii")
@@ -104,6 +105,29 @@ def read_request(frame: bytes | memoryview, start: int, version: int, most_parti
         records=records,
         frame=memoryview(frame),
     )
+
+
+def first_topic(frame: bytes | memoryview) -> str | TopicId | None:
+    """Returns the first topic that a Produce request names, from the first bytes of its frame. None: it is no
+    Produce, or these bytes do not say.
+    """
+    try:
+        header = _Classic(frame, 0, 0)
+        api_key, version = header.unpack(_API)
+        if api_key != 0:
+            return None
+        header.nullable_string()
+        cursor = (_Flexible if version >= FIRST_FLEXIBLE_VERSION else _Classic)(frame, header.at, 100)
+        cursor.tags()
+        cursor.nullable_string()
+        cursor.unpack(_ACKS_AND_TIMEOUT)
+        if not cursor.count():
+            return None
+        if version >= FIRST_VERSION_WITH_TOPIC_IDS:
+            return TopicId(UUID(bytes=bytes(cursor.take(16))))
+        return cursor.string()
+    except ValueError:
+        return None
 
 
 class _Classic:

@@ -93,3 +93,75 @@ async def test_a_reservation_grows_only_into_what_is_free_and_gives_all_of_it_ba
     first.release()
     second.release()
     assert budget.used_bytes == 0
+
+
+async def test_who_waits_for_a_part_keeps_no_other_waiting() -> None:
+    budget = MemoryBudget(100)
+    part = MemoryBudget(50, whole=budget)
+    held = await part.reserve(40)
+    waiting = asyncio.create_task(part.reserve(20))
+    await asyncio.sleep(0)
+
+    other = budget.try_reserve(60)
+
+    assert other is not None
+    assert (part.used_bytes, budget.used_bytes, part.waiters) == (40, 100, 1)
+    held.release()
+    await asyncio.wait_for(waiting, 10)
+    assert (part.used_bytes, budget.used_bytes) == (20, 80)
+
+
+async def test_a_part_waits_for_the_whole_and_behind_those_who_wait_for_it() -> None:
+    budget = MemoryBudget(100)
+    part = MemoryBudget(50, whole=budget)
+    held = await budget.reserve(90)
+    first, second = asyncio.create_task(budget.reserve(80)), asyncio.create_task(part.reserve(10))
+    await asyncio.sleep(0)
+    assert not second.done(), "it would overtake the first for ever"
+
+    held.release()
+
+    for each in (first, second):
+        (await asyncio.wait_for(each, 10)).release()
+    assert (part.used_bytes, budget.used_bytes) == (0, 0)
+
+
+async def test_a_request_larger_than_the_part_goes_alone() -> None:
+    budget = MemoryBudget(100)
+    part = MemoryBudget(10, whole=budget)
+    small = await part.reserve(5)
+    large = asyncio.create_task(part.reserve(60))
+    await asyncio.sleep(0)
+    assert not large.done()
+
+    small.release()
+
+    (await asyncio.wait_for(large, 10)).release()
+    assert budget.used_bytes == 0
+
+
+async def test_a_reservation_counts_where_it_was_moved_to() -> None:
+    budget = MemoryBudget(100)
+    part = MemoryBudget(50, whole=budget)
+    moved = await budget.reserve(70)
+
+    moved.count_in(part)
+    assert (part.used_bytes, budget.used_bytes) == (70, 70), "beyond the part's limit: the bytes are held"
+    assert part.try_reserve(1) is None
+    assert moved.try_grow(10)
+    moved.count_in(budget)
+    assert (part.used_bytes, budget.used_bytes) == (0, 80)
+    moved.count_in(part)
+
+    moved.release()
+    assert (part.used_bytes, budget.used_bytes) == (0, 0)
+
+
+def test_a_whole_is_as_full_as_its_room_without_the_parts_says() -> None:
+    budget = MemoryBudget(100)
+    part = MemoryBudget(50, whole=budget)
+
+    assert part.try_reserve(50)
+    assert (budget.share, part.share) == (0.0, 1.0)
+    assert budget.try_reserve(25)
+    assert budget.share == 0.5
