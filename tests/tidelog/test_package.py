@@ -40,7 +40,7 @@ def test_a_wheel_without_extras_runs_an_agent_that_takes_and_gives_records(
         command = [str(installed / "tidelog"), "agent"]
         with subprocess.Popen(command, cwd="/", env={**inherited(), **settings}) as agent:
             try:
-                wait_until(lambda: _is_ready(http), timeout_s=120.0)
+                wait_until(lambda: _is_ready(http), timeout_s=300.0)  # it compiles the kernels first
                 given: dict[str, Any] = {"TIDELOG_BOOTSTRAP": f"127.0.0.1:{kafka}"}
                 run(installed / "tidelog", "produce", "first", said="one\ntwo\n", **given)
                 options = ("--from-beginning", "--max-messages", "2")

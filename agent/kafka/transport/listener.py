@@ -13,12 +13,15 @@ Promises:
 import asyncio
 import logging
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from typing import Final
 
+from agent.kafka.client_rates import TokenBuckets
 from agent.kafka.context import ConnectionState
 from agent.kafka.forwarding.forward_protocol import ACCEPTED, HELLO_LENGTH_BYTES, decode_hello
 from agent.kafka.transport.connection import KafkaConnection, Shared
@@ -38,6 +41,7 @@ from sequencer.tenants.tenant_names import InvalidTenantName, prefix_of, tenant_
 log = logging.getLogger("tidelog")
 
 _SWEEP_INTERVAL_S = 1.0
+_ALL_CLIENTS: Final = ""
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
@@ -87,6 +91,8 @@ class Listener:
         self._forwarded = 0
         self._of_address: Counter[str] = Counter()
         """The open connections of clients by address."""
+        per_s = shared.parts.quotas.settings.max_connection_creation_rate
+        self._new = TokenBuckets(per_s=per_s, burst=per_s, most_clients=1, clock=time.monotonic)
         self._servers: list[asyncio.Server] = []
         self._accepting = True
         self.listening = asyncio.Event()
@@ -228,18 +234,24 @@ class Listener:
         self._count()
 
     def _check_address(self, connection: KafkaConnection) -> None:
-        """Hangs up if the client's address has too many connections, or makes them too fast (KIP-612). That
-        costs less than the pause of Kafka, which keeps the socket.
+        """Hangs up if the client's address has too many connections, or if it or all make them too
+        fast (KIP-612). That costs less than the pause of Kafka, which keeps the socket.
         """
         quotas, host = self._shared.parts.quotas, connection.state.host
-        if self._of_address[host] >= quotas.settings.max_connections_per_ip:
+        settings = quotas.settings
+        most = settings.connections_of_addresses.get(host, settings.max_connections_per_ip)
+        if self._of_address[host] >= most:
             connection.close("too_many_connections_of_address")
-        elif quotas.limits(QuotaKind.CONNECTION):
-            pause_s = quotas.pause_s(QuotaKind.CONNECTION, host, "")
-            if pause_s:
-                self._shared.metrics.quota_throttle_seconds.labels(QuotaKind.CONNECTION).inc(pause_s)
-                connection.close("connection_rate")
-            else:
+        elif self._new.pause_s(_ALL_CLIENTS):
+            connection.close("connection_rate_of_agent")
+        elif pause_s := quotas.limits(QuotaKind.CONNECTION) and quotas.pause_s(
+            QuotaKind.CONNECTION, host, ""
+        ):
+            self._shared.metrics.quota_throttle_seconds.labels(QuotaKind.CONNECTION).inc(pause_s)
+            connection.close("connection_rate")
+        else:
+            self._new.take(_ALL_CLIENTS, 1)
+            if quotas.limits(QuotaKind.CONNECTION):
                 quotas.charge(QuotaKind.CONNECTION, host, "", 1)
 
     def _ended(self, connection: KafkaConnection) -> None:

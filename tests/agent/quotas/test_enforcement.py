@@ -4,7 +4,9 @@ import asyncio
 import time
 from typing import Any
 
+import pytest
 from kio.schema.errors import ErrorCode
+from pydantic import ValidationError
 
 from agent.quotas.settings import QuotaSettings
 from tests.agent.kafka.apis.administrative_requests import create
@@ -138,6 +140,37 @@ async def test_one_address_has_a_bounded_number_of_connections(database_url: str
         assert await (await Wire.connect(agent.app.kafka_port)).is_closed_by_agent()
         await wire.ask(a_metadata("t", create=False))
         wire.close()
+
+
+async def test_an_address_may_have_a_bound_of_its_own(database_url: str) -> None:
+    settings = QuotaSettings(
+        max_connections_per_ip=0, max_connections_per_ip_overrides="127.0.0.1:2, [::1]:9"
+    )
+    async with running(database_url, quotas=settings) as agent:
+        made = [await Wire.connect(agent.app.kafka_port) for _ in range(3)]
+        assert await made[2].is_closed_by_agent()
+        for wire in made[:2]:
+            await wire.ask(a_metadata("t", create=False))
+            wire.close()
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1", "localhost:3", "127.0.0.1:-1", "127.0.0.1:many", ":5"])
+def test_what_is_no_bound_of_an_address_is_refused(text: str) -> None:
+    with pytest.raises(ValidationError, match=r"say 10\.0\.0\.1:200"):
+        QuotaSettings(max_connections_per_ip_overrides=text)
+
+
+async def test_connections_over_the_rate_of_the_agent_are_refused(database_url: str) -> None:
+    async with running(database_url, quotas=QuotaSettings(max_connection_creation_rate=1)) as agent:
+        made = await asyncio.gather(*(Wire.connect(agent.app.kafka_port) for _ in range(8)))
+        asked = (wire.ask(a_metadata("t", create=False)) for wire in made)
+        refused = [
+            isinstance(found, OSError | EOFError)
+            for found in await asyncio.gather(*asked, return_exceptions=True)
+        ]
+        assert 0 < refused.count(True) < len(made)
+        for wire in made:
+            wire.close()
 
 
 async def produced_bytes(port: int, topic: str, until_s: float) -> int:
