@@ -12,7 +12,8 @@ Promises:
 import asyncio
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,16 +28,18 @@ from storage.encryption.key_objects import KeyObjects, WrappedKey
 from storage.encryption.key_wrapping import KeyUnavailable, KeyWrapping
 from storage.encryption.sealed_batches import (
     KEY_BYTES,
+    SealBroken,
     TopicKey,
     check_seals,
     count_sealed,
+    is_sealed,
     key_ids,
     opened,
 )
 from storage.encryption.settings import EncryptionSettings
 from storage.identifiers import NO_KEY_ID, KeyId, TopicId, new_key_id
 from storage.stores.object_store import StoreUnavailable
-from storage.stores.side_by_side import side_by_side
+from storage.stores.side_by_side import few_at_a_time, side_by_side
 from storage.threads import Threads
 
 _NEWEST = NO_KEY_ID
@@ -102,6 +105,24 @@ class TopicKeys:
         """False: no batch of the topic is sealed. A topic that is not known may have some."""
         topic = self._topics.known(topic_id)
         return topic is None or ENCRYPTION in topic.config
+
+    async def get_ready(self, firsts: Iterable[tuple[TopicId, Buffer]]) -> None:
+        """Asks for the keys of these batches side by side. What could not be had is refused by `opened`."""
+        needed = set[tuple[TopicId, KeyId]]()
+        for topic_id, batch in firsts:
+            if is_sealed(batch):
+                with suppress(SealBroken):
+                    needed.update((topic_id, key_id) for key_id in key_ids(batch))
+        now_s = self._clock()
+        missing = [
+            place for place in needed if (kept := self._kept.get(place)) is None or kept.until_s <= now_s
+        ]
+        if len(missing) > 1:
+            await few_at_a_time(self._get_or_not, missing)
+
+    async def _get_or_not(self, place: tuple[TopicId, KeyId]) -> None:
+        with suppress(KeyUnavailable):
+            await self._get(*place)
 
     async def opened(self, topic_id: TopicId, partition: int, batches: Buffer) -> Buffer:
         """Returns whole batches, those opened that are sealed. Raises KeyUnavailable or SealBroken."""

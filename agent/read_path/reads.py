@@ -14,7 +14,7 @@ Promises:
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -48,6 +48,7 @@ from cache_ring.pages.byte_budget import ByteBudget
 from cache_ring.pages.page_reader import PageReader
 from sequencer.commits.coordinates import PartitionKey, RunCoordinate
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
+from storage.batches.byte_arrays import Buffer
 from storage.encryption.key_wrapping import KeyUnavailable
 from storage.encryption.sealed_batches import SealBroken
 from storage.identifiers import ObjectKey, TopicId
@@ -453,6 +454,8 @@ class ReadPath:
         """Cuts what was loaded to the limits. The first batch of the answer goes out whatever its size is
         (KIP-74).
         """
+        if self._keys:
+            await self._keys.get_ready(_first_batches(fetch, loaded, self._keys))
         results: list[PartitionResult] = []
         room_bytes, pause_at_bytes = fetch.plan.max_bytes, _BYTES_AT_ONCE
         for place, (partition, decision) in enumerate(
@@ -519,6 +522,18 @@ class ReadPath:
 def _topics_with_records(fetch: _Fetch) -> set[TopicId]:
     decided = zip(fetch.plan.partitions, fetch.decisions, strict=True)
     return {partition.topic_id for partition, decision in decided if isinstance(decision, Take)}
+
+
+def _first_batches(
+    fetch: _Fetch, loaded: Mapping[int, Loaded], keys: TopicKeys
+) -> Iterator[tuple[TopicId, Buffer]]:
+    """The first batch of each run of topics that may be encrypted. Mostly a run has one key."""
+    for place, part in loaded.items():
+        topic_id = fetch.plan.partitions[place].topic_id
+        if keys.may_be_sealed(topic_id):
+            for run in part.runs:
+                start = run.batches.positions[0]
+                yield topic_id, b"".join(run.views(start, start + run.batches.sizes[0]))
 
 
 def _is_urgent(fetch: _Fetch) -> bool:

@@ -326,3 +326,35 @@ async def test_a_topic_made_again_has_another_key(database_url: str, key_file: P
         keys = connection.execute("SELECT count(DISTINCT key_id) FROM topic_keys").fetchone()
         destroyed = connection.execute("SELECT count(*) FROM key_copies_to_delete").fetchone()
     assert (keys, destroyed) == ((1,), (1,))
+
+
+async def test_a_fetch_asks_for_the_keys_of_its_partitions_side_by_side(
+    database_url: str, key_file: Path, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
+    sequencer = await Sequencer.open(database_url, SequencerSettings())
+    objects, wrapping = KeyObjects(store, "tidelog"), FileKeys(key_file)
+    async with an_agent(database_url, key_file, encryption_key_life_s=0.001) as (_, wire):
+        topic = await create(wire, "rotated", configs=ENCRYPTED, num_partitions=3)
+        for partition in range(3):
+            await new_version(sequencer.topic_keys, objects, wrapping, topic.topic_id, partition + 1)
+            assert await produced(wire, "rotated", {partition: a_batch(SECRET)}) == [ErrorCode.none]
+    await sequencer.close()
+    with psycopg.connect(database_url) as connection:
+        connection.execute("UPDATE topic_keys SET wrapped_by = 'aws-kms:any'")
+    async with a_service_that_never_answers() as (url, asked):
+        encryption = EncryptionSettings(
+            encryption_provider="aws-kms",
+            encryption_key="alias/tidelog",
+            encryption_kms_endpoint=url,
+            encryption_timeout_s=5.0,
+            encryption_retry_s=3600,
+        )
+        store_url = f"file://{key_file.parent}/store"
+        async with running(database_url, store_url, encryption=encryption) as agent:
+            wire = await Wire.connect(agent.app.kafka_port)
+            found = await until_read(wire, topic, 0, 0, 0)
+            assert [one.error_code for one in found] == [ErrorCode.kafka_storage_error] * 3
+            assert len(asked) >= 3
+            wire.close()
