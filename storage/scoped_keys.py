@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from storage.stores.object_store import StoreSettings, StoreUrl
+from storage.threads import Threads
 
 PATTERN_LETTERS: Final = "*?$"
 """A policy's resource takes these for patterns and variables. So no prefix may have them."""
@@ -61,7 +62,7 @@ class TokenService:
         """Loads the library, once."""
         async with self._loading:
             if self._session is None:
-                self._session = await asyncio.to_thread(_loaded_session)
+                self._session = await Threads("sts", 1).run(_loaded_session)
 
     async def keys_for(self, prefix: str, session_name: str) -> ScopedKeys:
         """`prefix`: of keys in the bucket, with a slash at its end. `session_name`: 2 to 64 letters that

@@ -152,14 +152,14 @@ async def test_vended_keys_read_the_table_and_nothing_else(
         assert json.loads(metadata) == loaded["metadata"]
         for key in (other.metadata_key, segment, beside, ObjectKey("tidelog/ownership")):
             assert await refusal(read, client=s3, bucket=bucket, key=key) == "AccessDenied"
-        full_key = f"{bucket.parsed.prefix}/{mine.metadata_key}"
-        assert await refusal(s3.remove_object, bucket_name="vended", object_name=full_key) == "AccessDenied"
-        listing = await refusal(lambda: list(s3.list_objects(bucket_name="vended", prefix=full_key)))
+        name = f"{bucket.parsed.prefix}/{mine.metadata_key}"
+        assert await refusal(s3.remove_object, bucket_name="vended", object_name=name) == "AccessDenied"
+        listing = await refusal(lambda: list(s3.list_objects(bucket_name="vended", prefix=name)))
         assert listing == "AccessDenied"
         source = s3.fput_object
-        assert await refusal(
-            source, bucket_name="vended", object_name=f"{full_key}2", file_path=__file__
-        ) == ("AccessDenied")
+        assert await refusal(source, bucket_name="vended", object_name=f"{name}2", file_path=__file__) == (
+            "AccessDenied"
+        )
         assert await asyncio.to_thread(read, s3, bucket, mine.metadata_key) == metadata
 
 
