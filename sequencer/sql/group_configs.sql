@@ -5,7 +5,11 @@
 SELECT group_id, config FROM group_configs WHERE group_id = ANY (%(group_ids)s::text[]) AND config <> '{}'
 
 -- name: alter
-INSERT INTO group_configs (group_id, config) VALUES (%(group_id)s::text, %(set)s::jsonb - %(remove)s::text[])
+-- Removing what is not there leaves no row.
+INSERT INTO group_configs (group_id, config)
+SELECT %(group_id)s::text, %(set)s::jsonb - %(remove)s::text[]
+WHERE %(set)s::jsonb - %(remove)s::text[] <> '{}'
+    OR EXISTS (SELECT FROM group_configs WHERE group_id = %(group_id)s::text)
 ON CONFLICT (group_id) DO UPDATE SET config = (group_configs.config || %(set)s::jsonb) - %(remove)s::text[]
 
 -- name: list

@@ -8,6 +8,7 @@ import pytest
 from pydantic import SecretStr
 from typer.testing import CliRunner, Result
 
+from sequencer.tenants.tenant_limits import TenantLimits
 from tests.erasure.conftest import SECRET, Place
 from tests.erasure.test_raw_log import PARTITIONS, left_of, rows_of, write
 from tidelog.cli import app
@@ -54,6 +55,21 @@ async def test_the_report_says_what_was_rewritten(place: Place) -> None:
     assert found.exit_code == 0, found.output
     assert "orders: 1 key erased in" in found.stdout
     assert "records erased" in found.stdout
+
+
+async def test_a_tenants_topic_is_erased_by_its_full_name_and_no_other_of_that_name(place: Place) -> None:
+    for tenant in ("acme", "beta"):
+        await place.sequencer.tenants.create(tenant, [], TenantLimits())
+        await place.log.topic(f"{tenant}~orders", PARTITIONS, retention_ms="-1")
+        await write(place, 2, topic=f"{tenant}~orders")
+
+    async with place.kept():
+        found = await asyncio.to_thread(_run, "acme~orders", "--key", "K")
+
+    assert found.exit_code == 0, found.output
+    assert "acme~orders: 1 key erased in" in found.stdout
+    assert await rows_of(place, "acme~orders") == left_of(place, "acme~orders")
+    assert await rows_of(place, "beta~orders") == left_of(place, "beta~orders", erased=())
 
 
 @pytest.mark.parametrize(

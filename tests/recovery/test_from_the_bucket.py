@@ -12,6 +12,7 @@ from compactor.journal_writer import JournalWriter
 from recovery.plan import Source
 from sequencer.commits.commits import Committed, Duplicate
 from sequencer.journal.reading import JournalFound, JournalInBucket
+from sequencer.tenants.tenant_limits import TenantLimitReached, TenantLimits
 from sequencer.topics.topics import Topic
 from storage.segments.journal_format import encode, read_container
 from storage.segments.keys import checkpoints_prefix, journal_prefix, merged_prefix
@@ -56,6 +57,33 @@ def destroy(place: Place) -> None:
     place.restore(TEMPLATE)
     with psycopg.connect(place.database_url) as connection:
         connection.execute("UPDATE ownership SET confirmed_at = NULL, system_identifier = NULL")
+
+
+async def test_tenants_are_back_with_their_limits_quotas_and_topics(place: Place) -> None:
+    await begin(place)
+    quota = frozenset({("user", "acme~"), ("client-id", "acme~app")})
+    limits = TenantLimits(topics=2, produce_bytes_rate=1_000)
+    await place.sequencer.tenants.create("acme", ["alice"], limits)
+    await place.sequencer.tenants.create("gone", [], TenantLimits())
+    await place.sequencer.client_quotas.alter({quota: {"producer_byte_rate": 10.0}}, 10)
+    topic = await place.sequencer.topics.create("acme~orders", 1, {"retention.ms": "-1"})
+    await written(place.sequencer, place.store, pending(topic, 3))
+    await place.sequencer.tenants.delete("gone")
+    await journal(place)
+    known = await read_all(place.sequencer, place.store, topic)
+
+    destroy(place)
+    report = await place.recover()
+
+    assert report.source is Source.JOURNAL
+    [row] = await place.sequencer.tenants.list()
+    assert (row.name, row.admins, row.limits) == ("acme", ("alice",), limits)
+    assert await place.sequencer.client_quotas.all() == {quota: {"producer_byte_rate": 10.0}}
+    [found] = (await place.sequencer.topics.of_tenants(["acme"]))["acme"]
+    assert await read_all(place.sequencer, place.store, found) == known
+    await place.sequencer.topics.create("acme~second", 1, {})
+    with pytest.raises(TenantLimitReached):
+        await place.sequencer.topics.create("acme~third", 1, {})
 
 
 async def test_what_the_journal_knows_is_back_at_its_offsets_and_what_is_younger_is_appended(

@@ -21,6 +21,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 from uuid import UUID
 
+from sequencer.tenants.tenant_names import is_tenant_name, local_name, prefix_of, tenant_of
 from spark_source.http_login import LoginIncomplete, login_fix, login_headers
 from storage.identifiers import ObjectKey
 from storage.stores.object_store import ObjectNotFound, StoreUrl
@@ -141,17 +142,29 @@ class Catalog:
         return found
 
     def names(self) -> list[str]:
-        """The tables that the catalog has."""
+        """The tables that the catalog has. A tenant's have their full names."""
+        namespaces = [one[0] for one in self._get("/iceberg/v1/namespaces", {}).json()["namespaces"]]
+        if NAMESPACE in namespaces:  # it has those of tenants, too
+            return sorted(self._names_in(NAMESPACE))
+        return sorted(prefix_of(tenant) + name for tenant in namespaces for name in self._names_in(tenant))
+
+    def _names_in(self, namespace: str) -> list[str]:
         found: list[str] = []
         token: str | None = ""
         while token is not None:
             page = self._get(
-                f"/iceberg/v1/namespaces/{NAMESPACE}/tables",
+                f"/iceberg/v1/namespaces/{namespace}/tables",
                 {"pageToken": token, "pageSize": str(_TABLES_PER_PAGE)},
             ).json()
             found += [identifier["name"] for identifier in page["identifiers"]]
             token = page.get("next-page-token")
-        return sorted(found)
+        return found
+
+    def has_tenant(self, name: str) -> bool:
+        """True if the catalog has a namespace of this tenant."""
+        if not is_tenant_name(name):
+            return False
+        return self._get(f"/iceberg/v1/namespaces/{name}", {}).status == HTTPStatus.OK
 
     def topics(self) -> list[dict[str, Any]]:
         """All topics, as an agent lists them."""
@@ -166,7 +179,8 @@ class Catalog:
     def _load(self, name: str, *, or_topic: bool) -> Table:
         if not _NAME.fullmatch(name) or name in (".", ".."):
             return self._without_table(name, or_topic=or_topic)
-        path = f"/iceberg/v1/namespaces/{NAMESPACE}/tables/{name}"
+        tenant = tenant_of(name)
+        path = f"/iceberg/v1/namespaces/{tenant or NAMESPACE}/tables/{local_name(name)}"
         etag, seen = self._seen.get(name.lower(), ("", None))
         answer = self._get(path, {"snapshots": "refs"}, {"If-None-Match": etag} if seen else {})
         if answer.status == HTTPStatus.NOT_MODIFIED and seen is not None:

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 import duckdb
 
+from sequencer.tenants.tenant_names import local_name, prefix_of, tenant_of
 from spark_source.settings import SourceSettings
 from storage.stores.object_store import ObjectNotFound
 from tidelog.sql.bucket_files import SCHEME, BucketFiles, BucketFileSystem
@@ -160,6 +161,7 @@ class DuckDBEngine:
                     paths = [str(file.key) for file in plan.files[table.name]]
                     tail = f".fresh/{table.name}" if table.name in tails else None
                     runner.execute(_view(table, paths, tail))
+                    _name_in_tenant(runner, table)
                 reader = runner.sql(plan.text).to_arrow_reader(_batch_rows(plan))
         except BaseException:
             self._end_run(runner)
@@ -223,7 +225,14 @@ class DuckDBEngine:
         prefix = [part.lower() for part in parts[:-1]]
         if prefix not in ([], [NAMESPACE], [_CATALOG, NAMESPACE]):
             if prefix[0] in (NAMESPACE, _CATALOG):
-                raise NotInDuckDB(f"{name} is a table that Iceberg's Spark runtime has")
+                tenants = [part for part in prefix[1:] if prefix[0] == _CATALOG]
+                if len(tenants) != 1 or not self._catalog.has_tenant(tenants[0]):
+                    raise NotInDuckDB(f"{name} is a table that Iceberg's Spark runtime has")
+                return self._catalog.table(prefix_of(tenants[0]) + parts[-1], or_topic=fresh)
+            if self._catalog.has_tenant(prefix[0]):
+                if len(prefix) > 1:
+                    raise NotInDuckDB(f"{name} is a table that Iceberg's Spark runtime has")
+                return self._catalog.table(prefix_of(prefix[0]) + parts[-1], or_topic=fresh)
             raise StatementFailed(
                 f"There is no namespace '{'.'.join(parts[:-1])}'; topics are in '{NAMESPACE}'.",
                 f'A name with other signs than letters, digits and _ needs quotes: {NAMESPACE}."a-topic".',
@@ -256,6 +265,7 @@ class DuckDBEngine:
         if self._planned.get(table.name) != table.columns:
             columns = ", ".join(f"{quoted(column.name)} {column.type}" for column in table.columns)
             planner.execute(f"CREATE OR REPLACE TABLE {_full_name(table)} ({columns})")
+            _name_in_tenant(planner, table)
             self._planned[table.name] = table.columns
 
     def _run_connection(self) -> duckdb.DuckDBPyConnection:
@@ -316,6 +326,17 @@ def _name_parts(name: str) -> list[str]:
 
 def _full_name(table: Table) -> str:
     return f"{_CATALOG}.{NAMESPACE}.{quoted(table.name)}"
+
+
+def _name_in_tenant(connection: duckdb.DuckDBPyConnection, table: Table) -> None:
+    """Topic `acme~orders` is also `acme.orders`."""
+    tenant = tenant_of(table.name)
+    if tenant is not None:
+        schema = f"{_CATALOG}.{quoted(tenant)}"
+        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
+        connection.execute(
+            f"CREATE OR REPLACE VIEW {schema}.{quoted(local_name(table.name))} AS FROM {_full_name(table)}"
+        )
 
 
 def _batch_rows(plan: Plan) -> int:

@@ -133,6 +133,7 @@ class SparkEngine:
             return text
         if fresh:
             known = list({*known, *(topic["name"] for topic in self._catalog.topics())})
+            _refuse_names_in_tenants(text, known)
         names = named_tables(text, known)
         for name in names:
             self._view(session, name, fresh=fresh)
@@ -180,6 +181,22 @@ class SparkEngine:
             options["s3AccessKey"] = source.s3_access_key
             options["s3SecretKey"] = source.s3_secret_key.get_secret_value()
         return session.read.format("tidelog").options(**options).load()
+
+
+def _refuse_names_in_tenants(text: str, known: Iterable[str]) -> None:
+    """A view has no namespace: `acme.orders` would be read from the catalog, without its newest records."""
+    own = significant(tokens_of(text, backslash_escapes=True))
+    pairs = {
+        f"{unquoted(first.text)}~{unquoted(third.text)}".lower()
+        for first, second, third in zip(own, own[1:], own[2:], strict=False)
+        if second.says(".")
+    }
+    for name in known:
+        if name.lower() in pairs:
+            raise StatementFailed(
+                "Spark reads the newest records of a tenant's topic by its full name.",
+                f"Say {NAMESPACE}.{quoted(name, '`')}.",
+            )
 
 
 def _needs_catalog(text: str, known: Iterable[str]) -> bool:

@@ -192,6 +192,10 @@ async def test_a_new_tenant_inherits_no_quotas_and_no_configs_of_groups(database
             await sequencer.tenants.delete("acme")
         await set_to(None)
         await sequencer.tenants.delete("acme")
+        [row] = await sequencer.database.read("SELECT count(*) AS rows FROM group_configs")
+        await sequencer.group_configs.alter("acme~never", {}, ["consumer.session.timeout.ms"])
+        [later] = await sequencer.database.read("SELECT count(*) AS rows FROM group_configs")
+        assert later.rows == row.rows
 
 
 async def test_a_repeated_report_counts_once(database_url: str) -> None:

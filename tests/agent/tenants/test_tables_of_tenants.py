@@ -1,7 +1,6 @@
 """The Iceberg catalog: a tenant's tables are in its namespace, and its users reach nothing else by HTTP."""
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 import httpx
 import pytest
@@ -232,9 +231,8 @@ async def test_the_agents_keys_of_the_bucket_are_not_for_tenants(agent: Running)
     transport = httpx.ASGITransport(app=create_http_app(parts))
     async with httpx.AsyncClient(transport=transport, base_url="http://agent", timeout=60) as client:
         for path in ("config", "namespaces/acme/tables/own"):
-            answer: Any = await client.get(f"/iceberg/v1/{path}", auth=ACME)
+            answer = await client.get(f"/iceberg/v1/{path}", auth=ACME)
             assert answer.status_code == 200
-            assert "http://s3" in answer.text
             assert "the-key" not in answer.text
             assert "the-secret" not in answer.text
 

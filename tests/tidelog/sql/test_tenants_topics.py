@@ -57,6 +57,43 @@ def test_history_of_a_tenants_topic_is_read_by_its_full_name(
 
 
 @pytest.mark.parametrize(
+    ("engine", "options"),
+    [("duckdb", []), ("duckdb", ["--fresh"]), ("spark", [])],
+    ids=["duckdb", "duckdb-fresh", "spark"],
+)
+def test_a_tenants_table_is_read_in_the_namespace_of_the_tenant(
+    run: Run, tenants_topic: Topic, engine: str, options: list[str]
+) -> None:
+    local = tenants_topic.name.removeprefix(f"{TENANT}~")
+    # The table's own name, and the namespace, are names for its columns.
+    statement = f'SELECT count("{local}"."offset") AS n FROM "{TENANT}"."{local}"'
+    if engine == "spark":
+        statement = statement.replace('"', "`")
+    found = run("--engine", engine, *options, "--format", "json", statement)
+
+    assert lines(found) == [{"n": RECORDS + IN_THE_TAIL * bool(options)}]
+
+
+def test_spark_says_how_to_name_a_tenants_topic_with_fresh(run: Run, tenants_topic: Topic) -> None:
+    local = tenants_topic.name.removeprefix(f"{TENANT}~")
+    found = run("--engine", "spark", "--fresh", f"SELECT 1 FROM `{TENANT}`.`{local}`")
+
+    assert found.exit_code != 0
+    assert "by its full name" in str(found.exception)
+
+
+@pytest.mark.parametrize("name", [f'"{TENANT}".missing', "nobody.missing"])
+@pytest.mark.usefixtures("tenants_topic")
+def test_an_unknown_table_or_namespace_is_an_error_that_says_so(run: Run, name: str) -> None:
+    found = run("--engine", "duckdb", f"SELECT 1 FROM {name}")
+
+    assert found.exit_code != 0
+    assert ("There is no topic" if TENANT in name else "There is no namespace 'nobody'") in str(
+        found.exception
+    )
+
+
+@pytest.mark.parametrize(
     "command",
     [("topics", "describe"), ("history", "show"), ("compact",), ("ttl",)],
     ids=lambda command: command[0],
