@@ -1,4 +1,4 @@
-"""Which class a request's traffic is of: interactive, bulk or neither (docs/design/overload.md).
+"""Which class a request's traffic is of: interactive, bulk or neither (docs/overload.md).
 
 Pure. Promises:
 - Bulk wins: if the user or any topic of a request is marked bulk, all of the request is bulk. Otherwise it is

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.distant_store LISTEN_PORT ENDPOINT_PORT DELAY_MS [BYTES_PER_S]`; `distant` starts it as
 a child. A request that follows an answer on its connection is held for the delay. With a bandwidth, all
-connections share it, in turns of 16 KiB, for each direction. Without one, bytes are not slowed down.
+connections share it, in turns of 4 KiB, for each direction. Without one, bytes are not slowed down.
 """
 
 import asyncio
@@ -17,8 +17,10 @@ from benchmarks.endpoints import Endpoint
 from tests.support.child import child, free_port, wait_until_open
 
 _READ_BYTES = 1 << 18
-_PIECE_BYTES = 1 << 14
+_PIECE_BYTES = 1 << 12
 _SHORTEST_SLEEP_S = 0.002
+_BURST_S = 0.05
+"""What a late wake-up may make up for."""
 _START_TIMEOUT_S = 15.0
 
 
@@ -51,7 +53,7 @@ class _Bandwidth:
     async def passed(self, size_bytes: int) -> None:
         async with self._turn:
             now_s = asyncio.get_running_loop().time()
-            self._free_s = max(self._free_s, now_s) + size_bytes / self._bytes_per_s
+            self._free_s = max(self._free_s, now_s - _BURST_S) + size_bytes / self._bytes_per_s
             if self._free_s - now_s > _SHORTEST_SLEEP_S:
                 await asyncio.sleep(self._free_s - now_s)
 

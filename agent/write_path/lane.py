@@ -1,5 +1,5 @@
 """A lane of the write path: batches that wait for each other, and for no batch of another lane
-(docs/design/overload.md#writes).
+(docs/overload.md).
 
 Batches marked bulk have a lane for themselves, all others share one. Order holds within a lane. Whoever
 changes lanes waits until its batches in the old one have their outcomes (`Produce` does).

@@ -152,7 +152,7 @@ _CHANGING: Final = (
         broker_name=PRIORITY,
         documentation="bulk: in overload, writes and reads of the topic wait, so that others do not. "
         "interactive: a write that cannot be served soon fails with a retriable error instead of waiting "
-        "(docs/design/overload.md). normal: neither.",
+        "(docs/overload.md). normal: neither.",
         check=one_of(PRIORITY, ("normal", "interactive", "bulk")),
     ),
     ConfigDefinition(

@@ -16,7 +16,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from agent.quotas.entities import QuotaKind
+from agent.quotas.settings import QuotaSettings
 from agent.security.sasl import scram
+from agent.traffic_class import MARKS_OF_USERS, TrafficClass
 from sequencer.client import Sequencer, SequencerSettings
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.security.credentials import (
@@ -28,6 +31,7 @@ from sequencer.security.credentials import (
     UserCredentials,
     check_user,
 )
+from sequencer.security.quotas import Entity, TooManyQuotas
 from sequencer.tenants.tenant_limits import TenantLimitReached
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
@@ -47,6 +51,14 @@ _USED = ("database_url", "data_dir")
 _LONGEST_PASSWORD_BYTES = 4_096
 _RANDOM_BYTES = 64
 Result = TypeVar("Result")
+
+
+class Priority(StrEnum):
+    """What `tidelog users priority` takes."""
+
+    INTERACTIVE = "interactive"
+    NORMAL = "normal"
+    BULK = "bulk"
 
 
 class Mechanism(StrEnum):
@@ -155,6 +167,27 @@ def remove(environment: Environment, name: Name) -> None:
     Console().print(f"[green]Removed[/] [bold]{escape(name)}[/].")
 
 
+@app.command()
+@with_settings(ClientSettings, only=_USED)
+def priority(
+    environment: Environment,
+    name: Name,
+    priority: Annotated[Priority, typer.Argument(help="What overload does to the user's requests.")],
+) -> None:
+    """Mark a user's traffic as interactive or bulk (docs/overload.md). The user need not be in this list."""
+    values = {traffic: value for value, traffic in MARKS_OF_USERS.items()}
+    marked: dict[str, float | None] = {
+        QuotaKind.PRIORITY: None if priority is Priority.NORMAL else values[TrafficClass(priority)]
+    }
+    most = find_cluster(environment).read(QuotaSettings).max_client_quotas
+    entity: Entity = frozenset({("user", name)})
+    try:
+        _run_with(environment, lambda sequencer: sequencer.client_quotas.alter({entity: marked}, most))
+    except TooManyQuotas as error:
+        raise UserError(str(error)) from None
+    Console().print(f"[bold]{escape(name)}[/] is [green]{priority}[/]. Agents know within a second.")
+
+
 async def _remove(credentials: UserCredentials, name: str) -> bool:
     found = (await credentials.of([name])).get(name, ())
     return bool(found) and not await credentials.alter((), [one.key for one in found])
@@ -218,6 +251,10 @@ def _unknown(name: str) -> UserError:
 
 
 def _run(environment: Environment, work: Callable[[UserCredentials], Awaitable[Result]]) -> Result:
+    return _run_with(environment, lambda sequencer: work(sequencer.user_credentials))
+
+
+def _run_with(environment: Environment, work: Callable[[Sequencer], Awaitable[Result]]) -> Result:
     found = find_cluster(environment)
     database_url = require(found.read(ClientSettings), "database_url")
     settings = found.read(SequencerSettings)
@@ -225,7 +262,7 @@ def _run(environment: Environment, work: Callable[[UserCredentials], Awaitable[R
     async def run() -> Result:
         sequencer = await Sequencer.open(database_url, settings)
         try:
-            return await work(sequencer.user_credentials)
+            return await work(sequencer)
         finally:
             await sequencer.close()
 

@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kio.index import load_response_schema
 from kio.schema.errors import ErrorCode
+from kio.schema.request_header.v1.header import RequestHeader as HeaderV1
+from kio.schema.request_header.v2.header import RequestHeader as HeaderV2
 from kio.serial import entity_reader, entity_writer
+from kio.static.primitive import i32
 
 from agent.error_codes import ProduceResult
 from agent.kafka.apis.produce.produce_bytes import (
@@ -19,6 +22,7 @@ from agent.kafka.apis.produce.produce_bytes import (
     ProduceResults,
     WrittenBatch,
     encode,
+    first_topic,
     read_request,
 )
 from agent.kafka.routing.current_leaders import NodeEndpoint
@@ -236,3 +240,47 @@ def check_result(part: Any, index: int, result: ProduceResult, version: int) -> 
         assert part.error_message == result.message
     if version >= 10:
         assert part.current_leader.leader_id == (-1 if result.leader is None else result.leader)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@given(asked=topics, client_id=st.none() | NAMES, transactional_id=st.none() | NAMES, data=st.data())
+def test_the_first_topic_is_known_from_the_first_bytes(
+    version: int,
+    asked: list[tuple[str, UUID, list[tuple[int, bytes | None]]]],
+    client_id: str | None,
+    transactional_id: str | None,
+    data: st.DataObject,
+) -> None:
+    payload = request(
+        0,
+        version,
+        transactional_id=transactional_id,
+        acks=-1,
+        timeout=timedelta(seconds=1),
+        topic_data=[
+            {
+                "name": name,
+                "topic_id": topic_id,
+                "partition_data": [{"index": index, "records": records} for index, records in of_topic],
+            }
+            for name, topic_id, of_topic in asked
+        ],
+    )
+    header_class = HeaderV2 if payload.__flexible__ else HeaderV1
+    header = io.BytesIO()
+    entity_writer(header_class)(
+        header,
+        header_class(
+            request_api_key=payload.__api_key__,
+            request_api_version=payload.__version__,
+            correlation_id=i32(7),
+            client_id=client_id,
+        ),
+    )
+    frame = header.getvalue() + encoded(payload)
+    expected = None if not asked else asked[0][1] if version >= 13 else asked[0][0]
+
+    assert first_topic(frame) == expected
+    assert first_topic(frame[: data.draw(st.integers(0, len(frame)))]) in (None, expected)
+    assert first_topic(b"\0\1" + frame[2:]) is None, "it is no Produce"
+    first_topic(data.draw(st.binary(max_size=60)))
