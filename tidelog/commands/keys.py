@@ -16,6 +16,7 @@ from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailab
 from sequencer.topics.topic_keys import ListedKey, TopicKeyRows, WrappedKey
 from storage.encryption.key_wrapping import KeyUnavailable, KeyWrapping, key_wrapping
 from storage.encryption.settings import EncryptionSettings
+from tidelog.audit import audited
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.output import counted, print_json
@@ -91,7 +92,8 @@ def rotate(
         version = 1 if newest is None else newest.version + 1
         return await new_version(sequencer.topic_keys, wrapping, found.topic_id, version)
 
-    key = _run(environment, rotated)
+    with audited(environment, "tidelog keys rotate", "TOPIC_KEY", topic):
+        key = _run(environment, rotated)
     Console().print(f"[bold]{escape(topic)}[/] has key [green]{key.version}[/]. Agents use it within")
     Console().print("TIDELOG_ENCRYPTION_KEY_LIFE_S.")
 
@@ -101,7 +103,8 @@ def rotate(
 def rewrap(environment: Environment) -> None:
     """Encrypt the keys of all topics with the key encryption key of now. Can be repeated after a failure."""
     wrapping = _wrapping(environment)
-    found = _run(environment, lambda sequencer: rewrap_all(sequencer.topic_keys, wrapping))
+    with audited(environment, "tidelog keys rewrap", "TOPIC_KEY", "*"):
+        found = _run(environment, lambda sequencer: rewrap_all(sequencer.topic_keys, wrapping))
     Console().print(f"Encrypted {counted(found.changed, 'key')} anew; {found.already} needed nothing.")
 
 

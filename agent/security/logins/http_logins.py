@@ -83,6 +83,7 @@ class HttpLogins:
                 raise SaslRefused(
                     "the HTTP side knows no tenants: its names are those of the cluster", proven.user
                 )
+            self._authentication.note_http_success(host, proven.user)
             return proven
         except SaslRefused as refused:
             delay_s = self._authentication.note_http_failure(host, refused)
