@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
+PIP_AUDIT_VERSION := 2.10.1
+
 MERMAID := .cache/mermaid.min.js
 MERMAID_VERSION := 11.9.0
 MERMAID_SHA256 := 0b3ed4374117363815daefdadfcc20ff704d7dd4513b55ed803abddcbd86a898
@@ -13,7 +15,7 @@ MERMAID_SHA256 := 0b3ed4374117363815daefdadfcc20ff704d7dd4513b55ed803abddcbd86a8
 QUICK := "not clients and not faults"
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo dev docs test lint collected test-clients clients-document test-faults bench-setup bench lock clean
+.PHONY: help install demo dev docs test lint collected advisories test-clients clients-document test-faults bench-setup bench lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -85,6 +87,15 @@ bench-setup: install ## MinIO, Apache Kafka and Tansu for make bench, by name
 
 bench: install ## compare Tidelog with its peers and the raw store; writes RESULTS.md
 	$(BIN)/python -W ignore -m benchmarks
+
+# Exit status 1 is both a finding and an error, so the report is asked. The database is not a package registry.
+advisories: install ## known weaknesses of the locked packages; says so if the advisory database is not reachable
+	@mkdir -p .cache
+	@timeout --kill-after=5 60 $(BIN)/uv tool run --quiet pip-audit==$(PIP_AUDIT_VERSION) \
+		--vulnerability-service osv --timeout 10 --requirement requirements.lock --require-hashes --disable-pip \
+		--progress-spinner off > .cache/advisories.txt 2>&1 < /dev/null; status=$$?; \
+	if grep -q "known vulnerabilit" .cache/advisories.txt; then cat .cache/advisories.txt; exit $$status; \
+	else echo "No advisories were checked: no answer of the database within 60 s (.cache/advisories.txt says why)"; fi
 
 lock: ## resolve pyproject.toml into requirements.lock, and a test's packages into theirs
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra backup --extra all --group dev --group docs pyproject.toml -o requirements.lock

@@ -35,6 +35,7 @@ from agent.kafka.transport.listener import BoundListener, Listener, bound_socket
 from agent.kafka.transport.unauthenticated import Unauthenticated
 from agent.metrics import Metrics
 from agent.notices import GoneRangeNotices, ProducerNotices
+from agent.security.audit.audit import Audit
 from agent.security.logins.http_logins import HttpLogins
 from agent.security.tls.contexts import KeptContext
 from agent.security.tls.tls import Tls
@@ -67,6 +68,7 @@ _HTTP_AFTER_S = 1.0
 """HTTP starts this long after the agent, even if Kafka is not served yet: /ready then says why."""
 _HTTP_BACKLOG = 128
 _NAMES_WAIT_S = 1.0
+_AUDIT_DRAIN_S = 5.0
 
 
 @dataclass(slots=True)
@@ -111,6 +113,8 @@ class App:
         self._http_wanted = asyncio.Event()
         self._reached = _Reached()
         self.metrics.registry.register(ClientMetrics(self._reached.clients))
+        self._audit = Audit(settings.audit, self.metrics, time.monotonic)
+        self._audit.node_id = self._node_id
         self._tls = Tls(settings.listeners, self.metrics)
         self._health = Health(
             lambda: self._reached.sequencer,
@@ -219,6 +223,7 @@ class App:
             self._address(peer_port, bound),
             self._app_settings,
             self.metrics,
+            self._audit,
             self._peer_tls,
         )
         parts = assembly.parts
@@ -290,7 +295,10 @@ class App:
                     group.create_task(watch.run(), name="ownership"),
                     group.create_task(notices.run(), name="gone ranges"),
                     group.create_task(advice.run(), name="producer advice"),
+                    group.create_task(self._audit.run(), name="audit"),
                 ]
+                if assembly.audit_topic is not None:
+                    tasks.append(group.create_task(assembly.audit_topic.run(), name="audit topic"))
                 await self._serve_while_leased(assembly, watch, listener, stopping)
                 forwarding.drain()
                 await self._drain(assembly, listener)
@@ -354,6 +362,7 @@ class App:
             async with asyncio.timeout(self._settings.drain_timeout_s):
                 await asyncio.gather(listener.drain(), parts.write_path.drain())
                 await parts.write_path.drain()  # requests that came meanwhile and want no answer
+                await self._drain_audit(assembly)
         except TimeoutError:
             log.warning(
                 "agent stops with requests in flight",
@@ -362,6 +371,15 @@ class App:
                     "unacknowledged": parts.write_path.unacknowledged_bytes,
                 },
             )
+
+    async def _drain_audit(self, assembly: Assembly) -> None:
+        self._audit.report_lost()
+        if assembly.audit_topic is not None:
+            try:
+                async with asyncio.timeout(_AUDIT_DRAIN_S):
+                    await assembly.audit_topic.drain()
+            except TimeoutError:
+                log.warning("agent stops with audit events that are not in their topic")
 
     async def _joined(self, assembly: Assembly) -> None:
         """Waits, without a bound, until the agent is in the ring and sees itself there."""
@@ -426,12 +444,14 @@ class App:
             access = HttpAccess(
                 logins=lambda: reached.logins,
                 authorizer=lambda: None if reached.assembly is None else reached.assembly.parts.authorizer,
+                audit=self._audit,
                 has_tls=self._http_context is not None,
                 allows_plaintext=sasl.http_plaintext_logins,
                 open_metrics=sasl.http_open_metrics,
             )
         parts = HttpParts(
             access=access,
+            audit=self._audit,
             sequencer=lambda: reached.sequencer,
             checks=self._health.checks(self.started.is_set, lambda: self._takes_requests),
             cluster=settings.cluster,

@@ -28,6 +28,8 @@ from agent.read_path.reads import ReadPath
 from agent.read_path.time_lookup import TimeLookup
 from agent.security.acls.authorizer import Authorizer
 from agent.security.acls.known_acls import KnownAcls
+from agent.security.audit.audit import Audit
+from agent.security.audit.audit_topic import AuditTopic
 from agent.security.logins.authentication import Authentication
 from agent.settings import AppSettings
 from agent.shared_lookups import SharedLookups
@@ -92,6 +94,7 @@ class Assembly:
     push: CoordinatePush
     watch: PeerWatch
     offset_batches: OffsetBatches
+    audit_topic: AuditTopic | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +153,7 @@ def assemble(
     address: AgentAddress,
     settings: AppSettings,
     metrics: Metrics,
+    audit: Audit,
     peer_tls: PeerTls | None = None,
 ) -> Assembly:
     clock = time.monotonic
@@ -185,7 +189,7 @@ def assemble(
         written=_OwnWrites(pages=pages, reads=reads),
         clock=clock,
     )
-    authorizer = Authorizer(settings.authorization, clock)
+    authorizer = Authorizer(settings.authorization)
     acls = KnownAcls(sequencer.acl_changes, authorizer)
     sequencer.database.on_change(acls.forget_all)
     quotas = ClientQuotas(sequencer.quota_use, _RingAgents(membership), settings.quotas, clock)
@@ -216,7 +220,7 @@ def assemble(
     request_memory = MemoryBudget(settings.agent.request_memory_bytes)
     bulk_share = settings.agent.bulk_memory_share
     bulk_memory = MemoryBudget(int(request_memory.limit_bytes * bulk_share), whole=request_memory)
-    authentication = Authentication(sequencer.user_credentials, settings.sasl, metrics, clock)
+    authentication = Authentication(sequencer.user_credentials, settings.sasl, metrics, clock, audit)
     sequencer.database.on_change(authentication.known.forget_all)
     parts = Parts(
         settings=settings.agent,
@@ -225,6 +229,7 @@ def assemble(
         store=outside.store,
         membership=membership,
         authentication=authentication,
+        audit=audit,
         topics=topics,
         transactional_ids=transactional_ids,
         topic_keys=topic_keys,
@@ -262,7 +267,14 @@ def assemble(
         push=CoordinatePush(membership, settings.ring, partitions_read, coordinates.heard),
         watch=PeerWatch(membership, settings.ring),
         offset_batches=offset_batches,
+        audit_topic=_build_audit_topic(audit, parts),
     )
+
+
+def _build_audit_topic(audit: Audit, parts: Parts) -> AuditTopic | None:
+    if audit.buffer is None:
+        return None
+    return AuditTopic(audit.buffer, parts.topics, parts.write_path, parts.topic_keys, uuid4().int >> 64)
 
 
 def _compression_of(topics: TopicDirectory, topic_id: TopicId) -> Compression:

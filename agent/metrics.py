@@ -96,6 +96,15 @@ class Metrics:
         self.logins = Counter(
             "tidelog_logins_total", "Logins of Kafka clients", ["mechanism", "outcome"], registry=registry
         )
+        self.audit_events = Counter(
+            "tidelog_audit_events_total", "Events of the audit trail", ["event"], registry=registry
+        )
+        self.audit_events_lost = Counter(
+            "tidelog_audit_events_lost_total",
+            "Events that are missing in the audit trail, by what bound was reached",
+            ["event", "because"],
+            registry=registry,
+        )
         self.traffic = Traffic()
         registry.register(self.traffic)
         self.request_failures = Counter(

@@ -16,6 +16,7 @@ from agent.read_path.reads import ReadPath
 from agent.read_path.time_lookup import TimeLookup
 from agent.security.acls.authorizer import Authorizer
 from agent.security.acls.known_acls import KnownAcls
+from agent.security.audit.audit import Audit
 from agent.security.logins.authentication import Authentication
 from agent.settings import AgentSettings
 from agent.shared_lookups import SharedLookups
@@ -41,6 +42,7 @@ class Parts:
     store: ObjectStore
     membership: Membership
     authentication: Authentication
+    audit: Audit
     topics: TopicDirectory
     transactional_ids: TransactionalIds
     topic_keys: TopicKeys

@@ -13,6 +13,7 @@ from agent.groups.settings import GroupSettings
 from agent.quotas.settings import QuotaSettings
 from agent.read_path.settings import ReadPathSettings
 from agent.security.acls.settings import AuthorizationSettings
+from agent.security.audit.settings import AuditSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
 from agent.tenants.settings import TenantSettings
@@ -396,3 +397,4 @@ class AppSettings:
     listeners: ListenerSettings
     encryption: EncryptionSettings
     tenants: TenantSettings
+    audit: AuditSettings

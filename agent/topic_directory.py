@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from agent.settings import AgentSettings
 from agent.shared_lookups import SharedLookups
@@ -28,6 +28,9 @@ from sequencer.database.fair_queue import Asker
 from sequencer.tenants.tenant_limits import Planned
 from sequencer.topics.topics import Topic, Topics
 from storage.identifiers import TopicId
+
+AUDIT_TOPIC: Final = "__tidelog_audit"
+"""The agents' audit trail (docs/audit.md). No client may write it, whatever its rights are."""
 
 _Key = TypeVar("_Key", str, TopicId)
 

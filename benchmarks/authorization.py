@@ -63,7 +63,7 @@ def measure(count: int) -> AuthorizationFigures:
     for start in range(0, count, settings.acl_page):
         index = index.with_changes(acls[start : start + settings.acl_page], ())
     load_us = (time.process_time() - began) * 1e6
-    authorizer = Authorizer(settings, time.monotonic)
+    authorizer = Authorizer(settings)
     authorizer.index = index
     rights = authorizer.rights(Principal("client-7"), _HOST)
     names = [f"{'abcdefgh'[number % 8]}-topic-{number}" for number in range(100_000)]

@@ -13,7 +13,7 @@ MEBIBYTE = 1 << 20
 
 
 class CompactionSettings(StoreSettings, SequencerSettings):
-    database_url: str = ""
+    database_url: str = Field(default="", repr=False)
     """The sequencer's Postgres. Only the driver talks to it; executors need the bucket and nothing else."""
     store_url: str = ""
     """The bucket: s3://bucket/prefix?endpoint=http://... or file:///directory, as the agents use it."""

@@ -10,11 +10,24 @@ because pydantic would otherwise parse the sources of all settings at every star
 
 import ast
 import inspect
+import re
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
+
+_ADDRESSES: Final = (
+    "advertised_http_url",
+    "encryption_kms_endpoint",
+    "http_url",
+    "oauth_jwks",
+    "schema_registry_url",
+    "store_url",
+)
+"""Settings that logs and errors show. Logins have settings of their own."""
+_LOGIN: Final = re.compile(r"(^|://|,)[^/?#,]*@")
 
 
 class Settings(BaseModel):
@@ -22,7 +35,15 @@ class Settings(BaseModel):
     docs/configuration.md.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # pydantic's own errors would show what was given, which may be a secret.
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    @field_validator(*_ADDRESSES, check_fields=False)
+    @classmethod
+    def _has_no_login(cls, value: str | None) -> str | None:
+        if value is not None and _LOGIN.search(value):
+            raise ValueError("an address names no user and no password: logs and errors show it")
+        return value
 
 
 def described(model: type[Settings]) -> dict[str, str]:

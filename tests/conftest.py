@@ -9,6 +9,7 @@ settings.register_profile("tidelog", deadline=None, suppress_health_check=[Healt
 settings.load_profile("tidelog")
 
 pytest_plugins = [
+    "tests.support.secret_watch",
     "tests.support.balancer",
     "tests.support.postgres",
     "tests.support.replication",

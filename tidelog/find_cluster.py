@@ -6,6 +6,7 @@ read their settings from it.
 """
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from tidelog.devstack.stack_file import read_stack_file
 from tidelog.errors import UserError
@@ -41,9 +42,17 @@ def require(settings: ClientSettings, name: str) -> str:
     text = str(value.get_secret_value()) if hasattr(value, "get_secret_value") else str(value)
     if name.endswith("database_url"):
         check_database_url(text, name)
-    if name == "http_url" and not text.startswith(("http://", "https://")):
-        raise UserError(f"{variable_of(name)} ({text}) is no URL.", f"Write it as http://{text}.")
+    if name == "http_url" and not _is_http(text):
+        raise UserError(f"{variable_of(name)} ({text}) is no URL.", "Write it as http://host:port.")
     return text
+
+
+def _is_http(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and parts.port != 0
+    except ValueError:
+        return False
 
 
 def require_owner_url(settings: ClientSettings) -> str:

@@ -87,7 +87,7 @@ class GroupsClient:
             for group in found.valid
             if group.type.name != "UNKNOWN"
         ]
-        streams = list_streams_groups(self._agents(), self._timeout_s)
+        streams = list_streams_groups(self._agents(), self._options, self._timeout_s)
         rows += [GroupRow(name=name, kind="streams", state=state) for name, state in streams.items()]
         return sorted(rows, key=lambda row: row.name)
 
@@ -122,7 +122,7 @@ class GroupsClient:
         )
 
     def _describe_streams(self, name: str) -> GroupView | None:
-        found = describe_streams_group(self._agents(), name, self._timeout_s)
+        found = describe_streams_group(self._agents(), name, self._options, self._timeout_s)
         if found is None:
             return None
         return GroupView(

@@ -27,11 +27,14 @@ def file_options(settings: ClientSettings) -> dict[str, str]:
     except OSError as error:
         raise UserError(f"TIDELOG_CLIENT_CONFIG_FILE: {error}.") from None
     options = {}
-    for line in map(str.strip, lines):
+    for number, line in enumerate(map(str.strip, lines), 1):
         name, equals, value = line.partition("=")
         if line and not line.startswith("#"):
             if not equals:
-                raise UserError(f"{settings.client_config_file}: '{name}' has no value. Write name=value.")
+                # The line may be a password's.
+                raise UserError(
+                    f"{settings.client_config_file}: line {number} has no value. Write name=value."
+                )
             options[name.strip()] = value.strip()
     return options
 

@@ -1,9 +1,7 @@
 """Streams groups (KIP-1071), listed and described over connections of this module: librdkafka does not know
 them. Every call raises `UserError`."""
 
-import itertools
-import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +15,11 @@ from kio.schema.streams_group_describe.v0.response import Subtopology as Describ
 from kio.schema.types import GroupId
 from kio.static.primitive import i8
 
-from agent.kafka.forwarding.forwarding import BadResponse, decode_response, encode_request
+from agent.kafka.forwarding.forwarding import BadResponse
+from tidelog.agent_connection import Address, connected
 from tidelog.errors import UserError
 from tidelog.group_offsets import Place
 
-_CLIENT_ID = "tidelog-cli"
 _ATTEMPTS = 5
 """To find the coordinator, which may move meanwhile."""
 _MOVING = frozenset(
@@ -31,9 +29,6 @@ _MOVING = frozenset(
         ErrorCode.coordinator_load_in_progress,
     }
 )
-_correlation_ids = itertools.count(1)
-
-Address = tuple[str, int]
 Tasks = tuple[tuple[str, int], ...]
 """Subtopologies and partitions, in order."""
 
@@ -84,31 +79,35 @@ class StreamsGroup:
         return tuple((topic, number) for part, number in member.active for topic in read.get(part, ()))
 
 
-def list_streams_groups(agents: Iterable[Address], timeout_s: float) -> dict[str, str]:
-    """Names and states of the groups that these agents coordinate."""
+def list_streams_groups(
+    agents: Iterable[Address], options: Mapping[str, str], timeout_s: float
+) -> dict[str, str]:
+    """Names and states of the groups that these agents coordinate. `options`: of librdkafka."""
     asked = ListGroupsRequest(states_filter=(), types_filter=("streams",))
     found: dict[str, str] = {}
     for agent in agents:
-        answer = _ask(agent, asked, timeout_s)
+        answer = _ask(agent, asked, options, timeout_s)
         if answer.error_code is not ErrorCode.none:
             raise _failed(answer.error_code)
         found |= {group.group_id: group.group_state for group in answer.groups}
     return found
 
 
-def describe_streams_group(agents: Sequence[Address], name: str, timeout_s: float) -> StreamsGroup | None:
+def describe_streams_group(
+    agents: Sequence[Address], name: str, options: Mapping[str, str], timeout_s: float
+) -> StreamsGroup | None:
     """None if there is no such group."""
     code = ErrorCode.coordinator_not_available
     for attempt in range(_ATTEMPTS):
         asked = FindCoordinatorRequest(key_type=i8(0), coordinator_keys=(name,))
-        [coordinator] = _ask(agents[attempt % len(agents)], asked, timeout_s).coordinators
+        [coordinator] = _ask(agents[attempt % len(agents)], asked, options, timeout_s).coordinators
         code = coordinator.error_code
         if code is ErrorCode.none:
             address = coordinator.host, coordinator.port
             wanted = StreamsGroupDescribeRequest(
                 group_ids=(GroupId(name),), include_authorized_operations=False
             )
-            [group] = _ask(address, wanted, timeout_s).groups
+            [group] = _ask(address, wanted, options, timeout_s).groups
             code = group.error_code
             if code is ErrorCode.none:
                 return _group(group, int(coordinator.node_id), address)
@@ -119,15 +118,10 @@ def describe_streams_group(agents: Sequence[Address], name: str, timeout_s: floa
     raise _failed(code)
 
 
-def _ask(address: Address, payload: Any, timeout_s: float) -> Any:
-    key, version = payload.__api_key__, payload.__version__
-    body = encode_request(key, version, next(_correlation_ids), _CLIENT_ID, payload)
+def _ask(address: Address, payload: Any, options: Mapping[str, str], timeout_s: float) -> Any:
     try:
-        with socket.create_connection(address, timeout_s) as connection:
-            connection.sendall(len(body).to_bytes(4, "big") + body)
-            with connection.makefile("rb") as answer:
-                size = int.from_bytes(answer.read(4), "big")
-                return decode_response(key, version, answer.read(size))
+        with connected(address, options, timeout_s) as connection:
+            return connection.ask(payload)
     except (OSError, BadResponse) as failed:
         raise UserError(
             f"No answer about streams groups from the agent at {address[0]}:{address[1]} ({failed}).",

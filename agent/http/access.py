@@ -12,24 +12,30 @@ Promises:
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from ipaddress import ip_address
 from types import MappingProxyType
 from typing import Any, Final
 
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agent.security.acls.authorizer import Authorizer, Rights
+from agent.security.audit.audit import Audit
+from agent.security.audit.events import NO_ERROR, UNKNOWN, Asker, Resource
 from agent.security.logins.http_logins import HttpLogins, TooManyFailures
+from agent.security.principal import ANONYMOUS
 from agent.security.sasl.steps import CannotCheck, SaslRefused
+from sequencer.database.database import CommitOutcomeUnknown
 from sequencer.security.acl import CLUSTER_NAME, Operation, ResourceType
 
 _CATALOG: Final = "/iceberg/"
-_rights: ContextVar[tuple[Rights, Authorizer, str] | None] = ContextVar("http_rights", default=None)
+_rights: ContextVar[tuple[Rights, Audit, str] | None] = ContextVar("http_rights", default=None)
 """Of the request that is being answered: the user's rights, and the name of the route. None: everything."""
 
 
@@ -51,6 +57,7 @@ class HttpAccess:
 
     logins: Callable[[], HttpLogins | None]
     authorizer: Callable[[], Authorizer | None]
+    audit: Audit
     has_tls: bool
     allows_plaintext: bool
     open_metrics: bool
@@ -114,6 +121,7 @@ FOR_TENANTS: Final = frozenset(
         ("GET", "/iceberg/v1/namespaces/{namespace}/tables"),
         ("GET", _TABLE),
         ("HEAD", _TABLE),
+        ("GET", f"{_TABLE}/credentials"),
         ("POST", f"{_TABLE}/metrics"),
         *((method, "/iceberg/v1/{refused:path}") for method in ("GET", "HEAD", "POST", "PUT", "DELETE")),
     }
@@ -146,13 +154,41 @@ def require(operation: Operation, resource_type: ResourceType, name: str) -> Non
     found = _rights.get()
     if found is None or found[0].allows(operation, resource_type, name):
         return
-    rights, authorizer, route = found
-    authorizer.denials.note(rights.principal, rights.host, route, operation, resource_type, name)
+    rights, audit, route = found
+    resource = Resource(type=resource_type.name, name=name, outcome="DENIED")
+    audit.decided(_asker_of(rights), route, operation.name, resource)
     # A name has bytes of the client's choice: JSON escapes them.
     raise AccessDenied(
         f"{rights.principal} may not {operation.name} {resource_type.name} {json.dumps(name[:249])}: an "
         "administrator can allow it with kafka-acls."
     )
+
+
+def _asker_of(rights: Rights) -> Asker:
+    return Asker(principal=str(rights.principal), address=rights.host, listener="HTTP")
+
+
+@contextmanager
+def audited(
+    audit: Audit, request: Request, route: str, name: str, change: Mapping[str, str | None]
+) -> Iterator[None]:
+    """Around a change of a topic: notes what came of it. What is not an error of the domain may have been
+    made.
+    """
+    host = "" if request.client is None else request.client.host
+    found = _rights.get()
+    anonymous = Asker(principal=str(ANONYMOUS), address=host, listener="HTTP")
+    asker = anonymous if found is None else _asker_of(found[0])
+    outcome = UNKNOWN
+    try:
+        yield
+        outcome = NO_ERROR
+    except Exception as error:
+        if not isinstance(error, CommitOutcomeUnknown):
+            outcome = type(error).__name__
+        raise
+    finally:
+        audit.changed(asker, route, [Resource(type="TOPIC", name=name, outcome=outcome, change=change)])
 
 
 class Access:
@@ -178,9 +214,9 @@ class Access:
             answer = found if isinstance(found, Response) else _away(path)
             await answer(scope, receive, send)
             return
-        reset = _rights.set((found, authorizer, "http"))
+        reset = _rights.set((found, self._access.audit, "http"))
         try:
-            refusal = self._refusal(scope, found, authorizer)
+            refusal = self._refusal(scope, found)
             await (refusal or self._app)(scope, receive, send)
         finally:
             _rights.reset(reset)
@@ -218,7 +254,7 @@ class Access:
         except CannotCheck:
             return _away(path)
 
-    def _refusal(self, scope: Scope, rights: Rights, authorizer: Authorizer) -> Response | None:
+    def _refusal(self, scope: Scope, rights: Rights) -> Response | None:
         """Returns the answer to a request whose path names what the user may not use."""
         for route in self._routes:
             match, child = route.matches(scope)
@@ -230,7 +266,7 @@ class Access:
                 return refused(scope["path"], 403, "Nobody may use this route.")
             if rights.tenant is not None and (scope["method"], template) not in FOR_TENANTS:
                 return refused(scope["path"], 403, "Users of a tenant may use the Iceberg catalog alone.")
-            _rights.set((rights, authorizer, f"{scope['method']} {template}"))
+            _rights.set((rights, self._access.audit, f"{scope['method']} {template}"))
             try:
                 for check in checks:
                     self._check(check, child.get("path_params", {}))

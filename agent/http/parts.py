@@ -9,6 +9,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from agent.http.access import HttpAccess
 from agent.http.readiness import Check
 from agent.kafka.context import ConnectionState
+from agent.security.audit.audit import Audit
 from sequencer.client import Sequencer
 from sequencer.commits.coordinates import RunCoordinate
 
@@ -29,6 +30,7 @@ class HttpParts:
     checks: tuple[Check, ...]
     cluster: str
     zone: str
+    audit: Audit
     node_id: Callable[[], int | None]
     clients: Callable[[], Iterable[ConnectionState]] = tuple
     committed: Callable[[Sequence[RunCoordinate]], None] | None = None

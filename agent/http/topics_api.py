@@ -3,14 +3,16 @@
 Topic names follow Kafka's rule. Lists have pages by name (`after`, `limit`), so answers are bounded.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from agent.http.access import is_allowed, require
+from agent.http.access import audited, is_allowed, require
 from agent.http.errors import InvalidRequest
 from agent.http.parts import HttpParts
+from agent.kafka.audited_changes import shown_config
 from agent.slices import Slices
 from sequencer.client import Sequencer
 from sequencer.database.database import SequencerUnavailable
@@ -73,8 +75,14 @@ class TopicsApi:
             "next": page[-1].name if len(found) > limit else None,
         }
 
-    async def create(self, asked: NewTopic) -> dict[str, Any]:
+    async def create(self, request: Request, asked: NewTopic) -> dict[str, Any]:
         """Returns 201 with the topic, or 409 if the name is taken."""
+        partitions = str(asked.partitions or self._parts.default_partitions)
+        change = {"partitions": partitions, **_shown(asked.config)}
+        with audited(self._parts.audit, request, "POST /v1/topics", asked.name, change):
+            return await self._create(asked)
+
+    async def _create(self, asked: NewTopic) -> dict[str, Any]:
         if not is_allowed(Operation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME):
             require(Operation.CREATE, ResourceType.TOPIC, asked.name)
         count = self._partition_count(asked.partitions or self._parts.default_partitions)
@@ -106,8 +114,15 @@ class TopicsApi:
             ],
         }
 
-    async def alter(self, name: str, change: TopicChange) -> dict[str, Any]:
+    async def alter(self, request: Request, name: str, change: TopicChange) -> dict[str, Any]:
         """Returns the topic as it is afterwards. Partitions can only be added."""
+        asked: dict[str, str | None] = {**_shown(change.set), **dict.fromkeys(change.remove)}
+        if change.partitions is not None:
+            asked["partitions"] = str(change.partitions)
+        with audited(self._parts.audit, request, "PATCH /v1/topics/{name}", name, asked):
+            return await self._alter(name, change)
+
+    async def _alter(self, name: str, change: TopicChange) -> dict[str, Any]:
         if change.partitions is not None:
             require(Operation.ALTER, ResourceType.TOPIC, name)
         if change.set or change.remove:
@@ -123,9 +138,10 @@ class TopicsApi:
             await self._sequencer().topics.alter_config(name, change.set, change.remove)
         return _as_json(await self._find(name))
 
-    async def delete(self, name: str) -> dict[str, Any]:
+    async def delete(self, request: Request, name: str) -> dict[str, Any]:
         """Deletes the topic at once. Its records are collected later."""
-        return _as_json(await self._sequencer().topics.delete(name))
+        with audited(self._parts.audit, request, "DELETE /v1/topics/{name}", name, {}):
+            return _as_json(await self._sequencer().topics.delete(name))
 
     def _partition_count(self, count: int) -> int:
         most = self._parts.max_partitions_per_topic
@@ -146,6 +162,10 @@ class TopicsApi:
         if sequencer is None:
             raise SequencerUnavailable("The agent has not reached its database yet; /ready says why.")
         return sequencer
+
+
+def _shown(configs: Mapping[str, str]) -> dict[str, str | None]:
+    return {name: shown_config(name, value) for name, value in configs.items()}
 
 
 def _as_json(topic: Topic) -> dict[str, Any]:

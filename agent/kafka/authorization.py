@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from agent.kafka.context import RequestContext
+from agent.kafka.context import RequestContext, asker_of
 from agent.kafka.served import APIS
+from agent.kafka.uses import UsesAudit
+from agent.security.audit.events import NO_ERROR, Resource
 from agent.slices import Slices
 from sequencer.security.acl import CLUSTER_NAME, Operation, ResourceType
 from sequencer.tenants.tenant_names import tenant_of
@@ -36,7 +38,11 @@ _NAMES: Final = {api.key: api.name for api in APIS}
 def may(operation: Operation, resource_type: ResourceType, name: str, context: RequestContext[Any]) -> bool:
     """Returns whether the client may do this. A refusal is logged."""
     rights = context.connection.rights
-    if rights.is_unrestricted or rights.allows(operation, resource_type, name):
+    if rights.is_unrestricted:
+        return True
+    if rights.allows(operation, resource_type, name):
+        if context.parts.audit.names_allowed:
+            _note(operation, resource_type, name, context, is_allowed=True)
         return True
     note_refusal(operation, resource_type, name, context)
     return False
@@ -57,11 +63,26 @@ def may_on_quotas(operation: Operation, context: RequestContext[Any]) -> bool:
 def note_refusal(
     operation: Operation, resource_type: ResourceType, name: str, context: RequestContext[Any]
 ) -> None:
-    key, connection = context.api_key, context.connection
+    key = context.api_key
     assert any((check.operation, check.resource_type) == (operation, resource_type) for check in CHECKS[key])
-    assert connection.authorizer is not None, "it has decided"
-    connection.authorizer.denials.note(
-        connection.principal, connection.host, _NAMES[key], operation, resource_type, name
+    _note(operation, resource_type, name, context, is_allowed=False)
+
+
+def _note(
+    operation: Operation,
+    resource_type: ResourceType,
+    name: str,
+    context: RequestContext[UsesAudit],
+    *,
+    is_allowed: bool,
+) -> None:
+    outcome = NO_ERROR if is_allowed else "DENIED"
+    context.parts.audit.decided(
+        asker_of(context.connection, context.client_id),
+        _NAMES[context.api_key],
+        operation.name,
+        Resource(type=resource_type.name, name=name, outcome=outcome),
+        is_allowed=is_allowed,
     )
 
 
@@ -72,10 +93,12 @@ def permitted(
     rights = context.connection.rights
     if rights.is_unrestricted:
         return frozenset(names)
-    found = set()
+    found, names_allowed = set(), context.parts.audit.names_allowed
     for name in frozenset(names):
         if rights.allows(operation, resource_type, name):
             found.add(name)
+            if names_allowed:
+                _note(operation, resource_type, name, context, is_allowed=True)
         else:
             note_refusal(operation, resource_type, name, context)
     return found

@@ -11,6 +11,7 @@ from agent.kafka.transport.memory import Reservation
 from agent.kafka.transport.request_order import Turn
 from agent.quotas.entities import QuotaKind
 from agent.security.acls.authorizer import Authorizer, Rights
+from agent.security.audit.events import Asker
 from agent.security.listeners import KafkaListener
 from agent.security.principal import ANONYMOUS, Principal
 from agent.security.sasl.session import SaslSession
@@ -128,6 +129,15 @@ class ConnectionState:
                 return
             if (name := group[:_LONGEST_NAME]) not in self.groups:
                 self.groups.append(name)
+
+
+def asker_of(connection: ConnectionState, client_id: str | None) -> Asker:
+    return Asker(
+        principal=str(connection.principal),
+        address=connection.peer,
+        listener=connection.listener.name,
+        client_id=client_id or "",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

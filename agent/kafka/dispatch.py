@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, cast, get_args, get_origin, get_type_hints
 
 from kio.index import load_request_schema, load_response_schema
@@ -28,11 +28,12 @@ from kio.serial.writers import Writer, write_unsigned_varint
 from kio.static.primitive import i32Timedelta, uvarint
 
 from agent.kafka.api import API_VERSIONS_KEY, Api, Handler, Order
-from agent.kafka.context import RequestContext
+from agent.kafka.audited_changes import CHANGES, OFFSET_COMMIT
+from agent.kafka.context import RequestContext, asker_of
 from agent.kafka.older_requests import complete
 from agent.kafka.transport.request_shape import check_shape
 from agent.kafka.transport.vectored import Chunk, Encoded, ResponseBuffer
-from agent.kafka.uses import UsesOverload
+from agent.kafka.uses import UsesAudit, UsesOverload
 from agent.security.sasl.session import SASL_AUTHENTICATE
 from agent.settings import AgentSettings
 from agent.slices import Slices
@@ -209,6 +210,24 @@ def _with_pause(response: Any, api: Api, context: RequestContext[UsesOverload]) 
     return replace(response, throttle_time=i32Timedelta.parse(pause))
 
 
+async def _audited(
+    api: Api, handle: Handler, payload: Any, context: RequestContext[UsesAudit]
+) -> object | None:
+    """Handles a request that changes what administrators manage, and notes what it changed. It may have
+    changed something even if it ends without an answer.
+    """
+    response: object | None = None
+    try:
+        response = await handle(payload, context)
+        return response
+    finally:
+        audit = context.parts.audit
+        with audit.guarded():
+            resources = CHANGES[api.key](payload, response)
+            asker = asker_of(context.connection, context.client_id)
+            audit.changed(asker, api.name, resources, of_offsets=api.key == OFFSET_COMMIT)
+
+
 class Dispatch:
     """Knows the served APIs. Holds no state of any request."""
 
@@ -334,6 +353,8 @@ class Dispatch:
         wants no response.
         """
         handle: Handler = request.api.code.handle
+        if request.api.key in CHANGES:
+            handle = partial(_audited, request.api, handle)
         tenant = context.tenant
         response: object | None
         names = None if tenant is None else API_NAMES[request.api.key]

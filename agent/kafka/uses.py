@@ -19,6 +19,7 @@ from agent.read_path.reads import ReadPath
 from agent.read_path.time_lookup import TimeLookup
 from agent.security.acls.authorizer import Authorizer
 from agent.security.acls.known_acls import KnownAcls
+from agent.security.audit.audit import Audit
 from agent.security.logins.authentication import Authentication
 from agent.shared_lookups import SharedLookups
 from agent.telemetry.telemetry import Telemetry
@@ -51,6 +52,11 @@ class UsesMembership(Protocol):
 class UsesAuthentication(Protocol):
     @property
     def authentication(self) -> Authentication: ...
+
+
+class UsesAudit(Protocol):
+    @property
+    def audit(self) -> Audit: ...
 
 
 class UsesTopics(Protocol):

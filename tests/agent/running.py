@@ -25,6 +25,7 @@ from agent.app import App
 from agent.groups.settings import GroupSettings
 from agent.quotas.settings import QuotaSettings
 from agent.security.acls.settings import AuthorizationSettings
+from agent.security.audit.settings import AuditSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
 from agent.settings import AgentSettings
@@ -97,6 +98,7 @@ async def running(
     quotas: QuotaSettings = DEFAULTS.quotas,
     encryption: EncryptionSettings = DEFAULTS.encryption,
     tenant_settings: TenantSettings = DEFAULTS.tenants,
+    audit: AuditSettings = DEFAULTS.audit,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     if sasl_settings.mechanisms and listener_settings is DEFAULTS.listeners:
@@ -116,6 +118,7 @@ async def running(
             quotas=quotas,
             encryption=encryption,
             tenants=tenant_settings,
+            audit=audit,
         )
     )
     stopping = asyncio.Event()

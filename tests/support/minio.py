@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.folder import MINIO
+from tests.support.secret_watch import watch
 from tidelog.devstack.ports import picked_ports
 
 START_TIMEOUT_S = 60.0
@@ -48,6 +49,7 @@ def _serving(binary: str, port: int) -> Iterator[MinioEndpoint]:
     endpoint = MinioEndpoint(
         url=f"http://127.0.0.1:{port}", access_key="tidelog", secret_key=secrets.token_hex(20)
     )
+    watch(endpoint.secret_key)
     process = subprocess.Popen(
         [binary, "server", "--quiet", "--address", endpoint.url.removeprefix("http://"), str(directory)],
         env=os.environ | {"MINIO_ROOT_USER": endpoint.access_key, "MINIO_ROOT_PASSWORD": endpoint.secret_key},

@@ -9,6 +9,7 @@ from pydantic import SecretStr
 from storage.stores.object_store import ObjectStore, StoreSettings
 from storage.stores.open_store import open_store
 from tests.support.directories import new_directory
+from tests.support.secret_watch import watch
 from tidelog.embedded.s3_endpoint import S3Endpoint
 
 BUCKET = "tidelog-tests"
@@ -21,6 +22,7 @@ def s3_endpoint() -> Iterator[S3Endpoint]:
     with new_directory("s3") as directory:
         (directory / "buckets" / BUCKET).mkdir(parents=True)
         with S3Endpoint.start(directory) as endpoint:
+            watch(endpoint.secret_key)
             yield endpoint
 
 

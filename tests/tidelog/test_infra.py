@@ -1,9 +1,12 @@
 """The container files and the pages for operators say nothing that the program does not know."""
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 import yaml
 from pydantic import SecretStr
@@ -15,10 +18,12 @@ from agent.settings import AgentSettings
 from cache_ring.settings import CacheRingSettings
 from compactor.settings import HousekeeperSettings
 from erasure.settings import ErasureSettings
-from sequencer.settings import SequencerSettings
+from sequencer.migrate import migrate
+from sequencer.settings import MigrationSettings, SequencerSettings
 from spark_compaction.settings import CompactionSettings
 from storage.stores.object_store import StoreSettings
 from tidelog.backup.settings import BackupSettings
+from tidelog.embedded.postgres import EmbeddedPostgres, EmbeddedPostgresSettings
 from tidelog.process.environment import Environment
 from tidelog.process.settings import ClientSettings, ProcessSettings, variable_of
 from tidelog.sql.settings import SqlSettings
@@ -26,7 +31,7 @@ from tidelog.sql.settings import SqlSettings
 ROOT = Path(__file__).resolve().parents[2]
 INFRA = ROOT / "infra"
 MODELS = (
-    AgentSettings, ListenerSettings,
+    AgentSettings, ListenerSettings, MigrationSettings,
     ReadPathSettings, CacheRingSettings, HousekeeperSettings, SequencerSettings,
     CompactionSettings, ErasureSettings,
     StoreSettings,
@@ -171,3 +176,30 @@ def test_the_history_image_holds_its_jars() -> None:
     as_user = stage.split("USER tidelog\n")[1]
 
     assert "RUN python -m tidelog.fetch_jars\n" in as_user, "Ivy's cache is in the home of who runs it"
+
+
+def test_agents_get_a_database_role_that_changes_no_table(compose: dict[str, Any], tmp_path: Path) -> None:
+    services = compose["services"]
+    [config] = services["postgres"]["configs"]
+    migrating = services["migrate"]["environment"]
+    owner_url, role = migrating["TIDELOG_MIGRATIONS_DATABASE_URL"], migrating["TIDELOG_AGENT_DATABASE_ROLE"]
+    server = EmbeddedPostgres(tmp_path / "data", EmbeddedPostgresSettings(durable=False))
+
+    def here(url: str) -> str:
+        return f"postgresql://{urlsplit(url).username}@{server.url('tidelog').partition('@')[2]}"
+
+    try:
+        with psycopg.connect(server.start(), autocommit=True) as connection:
+            for statement in compose["configs"][config["source"]]["content"].splitlines():
+                connection.execute(statement.encode())
+        asyncio.run(migrate(here(owner_url), MigrationSettings(agent_database_role=role)))
+
+        for name in ("agent-a", "agent-b", "history"):
+            environment = services[name]["environment"]
+            assert owner_url not in environment.values()
+            with psycopg.connect(here(environment["TIDELOG_DATABASE_URL"])) as connection:
+                assert connection.execute("SELECT count(*) FROM topics").fetchone() == (0,)
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    connection.execute("ALTER TABLE topics ADD COLUMN more integer")
+    finally:
+        server.stop()

@@ -8,6 +8,7 @@ from agent.groups.settings import GroupSettings
 from agent.quotas.settings import QuotaSettings
 from agent.read_path.settings import ReadPathSettings
 from agent.security.acls.settings import AuthorizationSettings
+from agent.security.audit.settings import AuditSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
 from agent.settings import AgentSettings
@@ -63,6 +64,7 @@ _GROUPS: Mapping[type[Settings], Mapping[str, str]] = {
     AuthorizationSettings: {"authorizer": "Authorization"},
     QuotaSettings: {"quota_poll_s": "Client quotas"},
     TenantSettings: {"tenants_poll_s": "Tenants"},
+    AuditSettings: {"audit_log": "The audit trail"},
     HousekeeperSettings: {
         "retention_interval_s": "Retention and deletion",
         "ownership_ratchet_s": "Ownership and garbage",

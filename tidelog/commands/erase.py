@@ -19,6 +19,7 @@ from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailab
 from sequencer.topics.topics import UnknownTopic
 from storage.arrow.erased_batches import ErasedKeys
 from storage.stores.object_store import StoreUnavailable
+from tidelog.audit import audited
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.output import as_text, counted, print_json
@@ -66,7 +67,8 @@ def erase(
     for name in ("database_url", "store_url"):
         require(client, name)
     try:
-        report = _with_progress(found.read(ErasureSettings), topic, keys, console)
+        with audited(environment, "tidelog erase", "TOPIC", topic, keys=len(keys.keys)):
+            report = _with_progress(found.read(ErasureSettings), topic, keys, console)
     except UnknownTopic as unknown:
         raise UserError(str(unknown), "`tidelog topics list` shows those there are.") from None
     except (WrongStore, ValueError) as failed:

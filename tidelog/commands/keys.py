@@ -20,6 +20,7 @@ from storage.encryption.key_wrapping import KeyUnavailable, KeyWrapping, key_wra
 from storage.encryption.settings import EncryptionSettings
 from storage.stores.object_store import StoreSettings, StoreUnavailable
 from storage.stores.open_store import open_store
+from tidelog.audit import audited
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.output import counted, print_json
@@ -101,7 +102,8 @@ def rotate(
         version = 1 if newest is None else newest.version + 1
         return await new_version(sequencer.topic_keys, objects, wrapping, found.topic_id, version)
 
-    key = _run(environment, rotated)
+    with audited(environment, "tidelog keys rotate", "TOPIC_KEY", topic):
+        key = _run(environment, rotated)
     Console().print(f"[bold]{escape(topic)}[/] has key [green]{key.version}[/]. Agents use it within")
     Console().print("TIDELOG_ENCRYPTION_KEY_LIFE_S.")
 
@@ -111,7 +113,8 @@ def rotate(
 def rewrap(environment: Environment) -> None:
     """Encrypt the keys of all topics with the key encryption key of now. Can be repeated after a failure."""
     wrapping = _wrapping(environment)
-    found = _run(environment, partial(_rewrapped, wrapping))
+    with audited(environment, "tidelog keys rewrap", "TOPIC_KEY", "*"):
+        found = _run(environment, partial(_rewrapped, wrapping))
     Console().print(f"Encrypted {counted(found.changed, 'key')} anew; {found.already} needed nothing.")
 
 

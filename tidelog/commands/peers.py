@@ -7,6 +7,7 @@ from rich.console import Console
 
 from sequencer.client import Sequencer, SequencerSettings
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
+from tidelog.audit import audited
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.process.environment import Environment
@@ -35,14 +36,15 @@ def renew_secret(environment: Environment) -> None:
         require(found.read(ClientSettings), "database_url"),
         found.read(SequencerSettings),
     )
-    try:
-        asyncio.run(_renew(database_url, settings))
-    except SequencerUnavailable as away:
-        raise UserError(" ".join(str(away).split())) from None
-    except CommitOutcomeUnknown:
-        raise UserError(
-            "The connection was lost; the secret may be renewed.", "Run the command again."
-        ) from None
+    with audited(environment, "tidelog peers renew-secret", "PEER_SECRET", ""):
+        try:
+            asyncio.run(_renew(database_url, settings))
+        except SequencerUnavailable as away:
+            raise UserError(" ".join(str(away).split())) from None
+        except CommitOutcomeUnknown:
+            raise UserError(
+                "The connection was lost; the secret may be renewed.", "Run the command again."
+            ) from None
     Console().print(
         "[green]Renewed.[/] Agents use the new secret within seconds. The old one is still valid: if "
         "it has leaked, run this again after a minute."

@@ -25,6 +25,7 @@ from sequencer.tenants.tenants import (
     UnknownTenant,
     UsageOfDay,
 )
+from tidelog.audit import audited
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.output import counted, print_json
@@ -54,7 +55,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 @with_settings(ClientSettings, only=_USED)
 def create(environment: Environment, name: Name, *, admin: Admins = None) -> None:
     """Make a tenant."""
-    made = _run(environment, lambda tenants: tenants.create(name, admin or [], TenantLimits()))
+    admins = ",".join(admin or ())
+    with audited(environment, "tidelog tenants create", "TENANT", name, admins=admins):
+        made = _run(environment, lambda tenants: tenants.create(name, admin or [], TenantLimits()))
     console = Console()
     console.print(f"[green]Made[/] tenant [bold]{escape(made.name)}[/]. Agents know within a second.")
     console.print(f"`tidelog users add '{made.name}~NAME'` makes its users.", markup=False)
@@ -89,7 +92,8 @@ def delete(environment: Environment, name: Name) -> None:
     """Delete a tenant that has nothing left: no topics, groups, transactions, users, ACLs, quotas or configs
     of groups.
     """
-    _run(environment, lambda tenants: tenants.delete(name))
+    with audited(environment, "tidelog tenants delete", "TENANT", name):
+        _run(environment, lambda tenants: tenants.delete(name))
     Console().print(f"[green]Deleted[/] tenant [bold]{escape(name)}[/].")
 
 
@@ -159,7 +163,9 @@ def limits(
             raise UnknownTenant(f"There is no tenant '{name}'.")
         return await tenants.change(name, admins=admin or None, limits=replace(found.limits, **changes))
 
-    now = _run(environment, change)
+    admins = None if admin is None else ",".join(admin)
+    with audited(environment, "tidelog tenants limits", "TENANT", name, admins=admins, **given):
+        now = _run(environment, change)
     shown = ", ".join(f"{limit}={value:,}" for limit, value in now.limits.as_stored().items()) or "no limits"
     Console().print(
         f"[bold]{escape(now.name)}[/]: {shown}; admins: {escape(', '.join(now.admins)) or 'none'}"

@@ -33,6 +33,7 @@ from sequencer.security.credentials import (
 )
 from sequencer.security.quotas import Entity, TooManyQuotas
 from sequencer.tenants.tenant_limits import TenantLimitReached
+from tidelog.audit import audited
 from tidelog.errors import UserError
 from tidelog.find_cluster import find_cluster, require
 from tidelog.output import counted, print_json
@@ -162,8 +163,9 @@ def list_users(
 @with_settings(ClientSettings, only=_USED)
 def remove(environment: Environment, name: Name) -> None:
     """Remove a user. Its connections end within seconds."""
-    if not _run(environment, lambda credentials: _remove(credentials, name)):
-        raise _unknown(name)
+    with audited(environment, "tidelog users remove", "USER", name):
+        if not _run(environment, lambda credentials: _remove(credentials, name)):
+            raise _unknown(name)
     Console().print(f"[green]Removed[/] [bold]{escape(name)}[/].")
 
 
@@ -210,13 +212,17 @@ def _set(
     upserted = [
         (CredentialKey(name, one), _new_keys(one, password, iterations)) for one in mechanism.mechanisms
     ]
-    refused = _run(environment, lambda credentials: credentials.alter(upserted, users_must_exist=not is_new))
-    if refused and is_new:
-        raise UserError(
-            f"There is a user {name} already.", f"`tidelog users passwd {name}` changes its password."
+    command = "tidelog users add" if is_new else "tidelog users passwd"
+    with audited(environment, command, "USER", name, mechanism=mechanism.value, iterations=iterations):
+        refused = _run(
+            environment, lambda credentials: credentials.alter(upserted, users_must_exist=not is_new)
         )
-    if refused:
-        raise _unknown(name)
+        if refused and is_new:
+            raise UserError(
+                f"There is a user {name} already.", f"`tidelog users passwd {name}` changes its password."
+            )
+        if refused:
+            raise _unknown(name)
 
 
 def _new_keys(mechanism: ScramMechanism, password: str, iterations: int) -> ScramKeys:

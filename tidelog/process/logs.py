@@ -152,8 +152,21 @@ def configure_logs(form: str, level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    _configure_audit(root.level)
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+
+
+def _configure_audit(level: int) -> None:
+    """Lines of the audit trail are whole JSON objects. No rule about repeats or levels drops one, but debug
+    lines need the level debug.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    trail = logging.getLogger("tidelog.audit")
+    trail.handlers[:] = [handler]
+    trail.propagate = False
+    trail.setLevel(min(logging.INFO, level))
 
 
 def _quoted(value: Any) -> str:

@@ -87,6 +87,7 @@ def _of_requests(settings: AllSettings) -> dict[str, int]:
         # A push as received, decompressed, and parsed.
         "telemetry_max_bytes": 3 * agent.telemetry_max_bytes,
         "telemetry_bytes": agent.telemetry_bytes,
+        **({"audit_buffer_bytes": settings.audit.audit_buffer_bytes} if settings.audit.audit_topic else {}),
         "threads": THREAD_BYTES * (agent.validation_threads + settings.store.file_store_threads),
     }
 

@@ -180,7 +180,7 @@ def _warn_of_strangers(settings: AllSettings) -> None:
                 "security_protocol": one.security_protocol.value,
             },
         )
-    if not is_loopback(agent.http_host):
+    if not is_loopback(agent.http_host) and not settings.sasl.http_authentication:
         log.warning(
             "INSECURE: anyone who reaches the HTTP side may create and delete topics; keep it in a closed "
             "network (docs/security.md), or set TIDELOG_INSECURE=true if it is in one",

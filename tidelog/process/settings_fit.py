@@ -14,6 +14,7 @@ from agent.groups.settings import GroupSettings
 from agent.quotas.settings import QuotaSettings
 from agent.read_path.settings import ReadPathSettings
 from agent.security.acls.settings import AuthorizationSettings
+from agent.security.audit.settings import AuditSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
 from agent.settings import AgentSettings, AppSettings
@@ -53,6 +54,7 @@ class AllSettings(AppSettings):
             quotas=environment.read(QuotaSettings),
             encryption=environment.read(EncryptionSettings),
             tenants=environment.read(TenantSettings),
+            audit=environment.read(AuditSettings),
             housekeeper=environment.read(HousekeeperSettings),
             process=environment.read(ProcessSettings),
         )

@@ -29,6 +29,7 @@ from agent.kafka.authorization import TOPIC, TRANSACTIONAL_ID, may, may_on_clust
 from agent.kafka.context import RequestContext
 from agent.kafka.transactions import AWAY, can_be_transactional_id, producer_of
 from agent.kafka.uses import UsesSequencer, UsesTopics
+from agent.topic_directory import AUDIT_TOPIC
 from sequencer.commits.coordinates import PartitionKey
 from sequencer.commits.transactions import ProducerOfTransactions, TransactionRefusal
 from sequencer.security.acl import Operation
@@ -110,7 +111,7 @@ async def _refused(
     if not may(Operation.WRITE, TRANSACTIONAL_ID, transactional_id, context):
         return dict.fromkeys(places, ErrorCode.transactional_id_authorization_failed)
     names = {topic.name for topic in topics}
-    writable = permitted(Operation.WRITE, TOPIC, names, context)
+    writable = set(permitted(Operation.WRITE, TOPIC, names, context)) - {AUDIT_TOPIC}
     if len(writable) == len(names):
         return None
     try:

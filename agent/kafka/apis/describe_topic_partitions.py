@@ -29,6 +29,7 @@ from agent.kafka.context import RequestContext
 from agent.kafka.routing.current_leaders import OUR_EPOCH
 from agent.kafka.routing.routing import NO_NODE, UsesRouting, route_of
 from agent.kafka.uses import UsesTopics
+from agent.topic_directory import AUDIT_TOPIC
 from sequencer.security.acl import Operation
 from sequencer.topics.topics import InvalidTopicName, Topic, validate_topic_name
 from storage.identifiers import Partition, TopicId
@@ -134,7 +135,7 @@ def _described(
         error_code=ErrorCode.none,
         name=TopicName(topic.name),
         topic_id=topic.topic_id,
-        is_internal=False,
+        is_internal=topic.name == AUDIT_TOPIC,
         partitions=tuple(_partition(topic.topic_id, Partition(number), context) for number in partitions),
         topic_authorized_operations=authorized_operations(TOPIC, topic.name, context),
     )

@@ -40,11 +40,13 @@ from agent.kafka.configs.authorized_operations import (
     cluster_operations,
 )
 from agent.kafka.configs.mutation_quota import UsesMutationQuota, mutation_throttle, mutations_taken
-from agent.kafka.context import RequestContext
+from agent.kafka.context import RequestContext, asker_of
 from agent.kafka.routing.routing import NO_NODE, Route, UsesRouting, controller_of, endpoints_of, route_of
 from agent.kafka.transport.vectored import Encoded
-from agent.kafka.uses import UsesClusterId, UsesResponseMemory, UsesTopics
+from agent.kafka.uses import UsesAudit, UsesClusterId, UsesResponseMemory, UsesTopics
+from agent.security.audit.events import Resource
 from agent.slices import Slices
+from agent.topic_directory import AUDIT_TOPIC
 from sequencer.security.acl import CLUSTER_NAME, Operation
 from sequencer.topics.topics import Topic, TopicExists
 from storage.identifiers import Partition, TopicId
@@ -183,7 +185,9 @@ def _written(write: Writer[Any], entity: object) -> bytes:
     return buffer.getvalue()
 
 
-class _Uses(UsesRouting, UsesResponseMemory, UsesClusterId, UsesTopics, UsesMutationQuota, Protocol):
+class _Uses(
+    UsesRouting, UsesResponseMemory, UsesClusterId, UsesTopics, UsesMutationQuota, UsesAudit, Protocol
+):
     """The parts that this API uses."""
 
 
@@ -319,6 +323,8 @@ async def _asked_topics(request: MetadataRequest, context: RequestContext[_Uses]
             found.append(_refused(name, None, context))
         elif name in by_name:
             found.append(_found(by_name[name]))
+        elif name == AUDIT_TOPIC:  # only agents create it on demand
+            found.append(_missing(ErrorCode.unknown_topic_or_partition, name, None, context))
         elif may_create and not _is_creatable(name, context):
             found.append(_refused(name, None, context))
         elif may_create:
@@ -347,7 +353,9 @@ async def _created(name: TopicName, context: RequestContext[_Uses]) -> _Found:
     try:
         async with mutations_taken(context.settings.default_partitions, context, refused_from=0):
             topic = await topics.create(name, context.settings.default_partitions, {})
-        log.info("topic created on demand", extra={"topic": name, "client_id": context.client_id})
+        created = Resource(type="TOPIC", name=name, change={"partitions": str(topic.partition_count)})
+        asker = asker_of(context.connection, context.client_id)
+        context.parts.audit.changed(asker, "Metadata", [created], "created on demand")
         return _found(topic)
     except TopicExists:
         again = await topics.by_name([name])
@@ -375,6 +383,10 @@ def _refused(name: TopicName | None, topic_id: UUID | None, context: RequestCont
 
 def _found(topic: Topic) -> _Found:
     said = MetadataResponseTopic(
-        error_code=ErrorCode.none, name=TopicName(topic.name), topic_id=topic.topic_id, partitions=()
+        error_code=ErrorCode.none,
+        name=TopicName(topic.name),
+        topic_id=topic.topic_id,
+        is_internal=topic.name == AUDIT_TOPIC,
+        partitions=(),
     )
     return _Found(said=said, partitions=topic.partition_count)

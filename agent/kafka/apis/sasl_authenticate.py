@@ -66,10 +66,11 @@ def _stepped(
     if isinstance(step, Challenge):
         return SaslAuthenticateResponse(error_code=ErrorCode.none, error_message=None, auth_bytes=step.data)
     principal, now_s = Principal(step.user), asyncio.get_running_loop().time()
+    is_again = session.principal is not None
     if not session.succeed(principal, step.credential, step.token_s, now_s):
         raise SaslRefused("the client authenticates again as another principal", step.user)
     context.connection.principal = principal
-    context.parts.authentication.note_success(context.connection, session.mechanism or "")
+    context.parts.authentication.note_success(context.connection, session.mechanism or "", is_again=is_again)
     return SaslAuthenticateResponse(
         error_code=ErrorCode.none,
         error_message=None,

@@ -26,6 +26,7 @@ from agent.kafka.context import ConnectionState
 from agent.kafka.forwarding.forward_protocol import ACCEPTED, HELLO_LENGTH_BYTES, decode_hello
 from agent.kafka.transport.connection import KafkaConnection, Shared
 from agent.quotas.entities import QuotaKind
+from agent.security.audit.events import Asker
 from agent.security.listeners import KafkaListener
 from agent.security.principal import ANONYMOUS, Principal
 from agent.security.tls.acceptor import TlsAcceptor
@@ -42,6 +43,8 @@ log = logging.getLogger("tidelog")
 
 _SWEEP_INTERVAL_S = 1.0
 _ALL_CLIENTS: Final = ""
+_REFUSED_LOGINS: Final = frozenset({"certificate", "principal", "tenant"})
+"""Failures of handshakes that say who may come. Others are of the network, or of what is not TLS."""
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
@@ -182,10 +185,16 @@ class Listener:
         for server in self._servers:
             server.close()
 
+    def _refused(self, listener: KafkaListener, tls: TlsTransport, failure: HandshakeFailed) -> None:
+        if failure.reason in _REFUSED_LOGINS:
+            asker = Asker(address=_address_of(tls), listener=listener.name)
+            self._shared.parts.audit.login_failed(asker, "TLS", f"{failure.reason}: {failure}")
+
     def _arrived(self, bound: BoundListener) -> asyncio.BaseProtocol:
         if bound.context is None:
             return self._new_connection(bound.listener, ANONYMOUS)
-        return self._acceptor.accept(bound.context, partial(self._secured, bound.listener))
+        secured, refused = partial(self._secured, bound.listener), partial(self._refused, bound.listener)
+        return self._acceptor.accept(bound.context, secured, refused)
 
     def _secured(self, listener: KafkaListener, tls: TlsTransport) -> KafkaConnection:
         certificate = tls.peer_certificate
@@ -207,7 +216,10 @@ class Listener:
             raise HandshakeFailed("principal", str(unnamed)) from None
         if server is not None and tenant_of(name) != server.tenant:
             raise HandshakeFailed("tenant", f"the certificate does not name a user of tenant {server.tenant}")
-        return self._new_connection(listener, Principal(name), server)
+        connection = self._new_connection(listener, Principal(name), server)
+        asker = Asker(principal=str(Principal(name)), address=_address_of(tls), listener=listener.name)
+        self._shared.parts.audit.logged_in(asker, "TLS")
+        return connection
 
     def _new_connection(
         self, listener: KafkaListener, principal: Principal, server: ServerName | None = None
@@ -278,3 +290,8 @@ class Listener:
             reason = connection.overdue(now_s)
             if reason is not None:
                 connection.close(reason)
+
+
+def _address_of(tls: TlsTransport) -> str:
+    peer = tls.get_extra_info("peername")
+    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)

@@ -11,17 +11,15 @@ Promises:
 - A client of no tenant that is not unrestricted may do nothing with what belongs to a tenant.
 - What is remembered is bounded: for each client, for all clients together, and in the length of names.
 
-Pure, except for the log of refusals. `known_acls.py` brings the snapshots. No word of Kafka's protocol is
+Pure. `known_acls.py` brings the snapshots. No word of Kafka's protocol is
 here, so that other interfaces can ask, too.
 """
 
-from collections.abc import Callable
 from ipaddress import IPv6Address, ip_address
 from typing import Final
 from weakref import WeakValueDictionary
 
 from agent.security.acls.acl_index import EVERY_OPERATION, NO_OPERATION, AclIndex
-from agent.security.acls.denials import Denials
 from agent.security.acls.settings import AuthorizationSettings, principals_of
 from agent.security.principal import Principal
 from sequencer.security.acl import ANY_HOST, CLUSTER_NAME, Operation, ResourceType
@@ -192,9 +190,8 @@ class Rights:
 
 
 class Authorizer:
-    def __init__(self, settings: AuthorizationSettings, clock: Callable[[], float]) -> None:
+    def __init__(self, settings: AuthorizationSettings) -> None:
         self.settings = settings
-        self.denials = Denials(settings.denials_logged_per_s, clock)
         self.index: AclIndex | None = None
         """The newest snapshot. None: there was none yet."""
         self._super_users = principals_of(settings.super_users)

@@ -28,8 +28,6 @@ class AuthorizationSettings(Settings):
     """The most resources for which an agent remembers what a client at one address may do."""
     acl_decisions: int = Field(default=50_000, ge=1)
     """The same for all clients together. If there are more, all are dropped and decided again."""
-    denials_logged_per_s: float = Field(default=10.0, gt=0)
-    """The most refusals per second in an agent's log. The next one says how many were left out."""
 
     @field_validator("super_users")
     @classmethod

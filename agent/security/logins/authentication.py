@@ -2,30 +2,36 @@
 
 Promises:
 - `mechanisms_of` alone decides what a connection must do to get in.
-- A failed login is answered late, counted and logged. The log has the reason, the client has not.
+- A failed login is answered late, counted and audited. The audit trail has the reason, the client has not.
+- Each login is an event of the audit trail (docs/audit.md).
 - A connection that proved itself with a credential hears within `sasl_credentials_poll_s` that it was
   deleted.
 """
 
-import logging
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
 
-from agent.kafka.context import ConnectionState
+from agent.kafka.context import ConnectionState, asker_of
 from agent.metrics import Metrics
-from agent.security.line_limit import STRANGERS_LINES_PER_S, LineLimit
+from agent.security.audit.audit import Audit
+from agent.security.audit.events import Asker
 from agent.security.logins.failed_logins import FailedLogins
 from agent.security.logins.known_credentials import KnownCredentials
 from agent.security.logins.logins import Login, PasswordLogin, ScramLogin, TokenLogin
 from agent.security.logins.passwords import Passwords
+from agent.security.principal import Principal
 from agent.security.sasl.session import SaslSession
 from agent.security.sasl.settings import OAUTHBEARER, PLAIN, SaslSettings
 from agent.security.sasl.steps import SaslRefused
 from sequencer.security.credentials import ScramMechanism, UserCredentials
 from sequencer.tenants.tenant_names import prefix_of
 
-log = logging.getLogger("tidelog")
-
-_LOGGED_CHARACTERS = 100
+_HTTP: Final = "HTTP"
+_HTTP_LOGIN_AGAIN_S: Final = 600.0
+"""Each HTTP request is a login. One of a user and host is an event again after this time."""
+_MOST_HTTP_LOGINS: Final = 10_000
 
 
 class Authentication:
@@ -35,6 +41,7 @@ class Authentication:
         settings: SaslSettings,
         metrics: Metrics,
         clock: Callable[[], float],
+        audit: Audit,
     ) -> None:
         """`clock` is monotonic."""
         self.settings = settings
@@ -47,7 +54,8 @@ class Authentication:
             most_s=settings.sasl_failed_delay_max_ms / 1000,
             most_hosts=settings.sasl_failing_hosts,
         )
-        self._lines = LineLimit(STRANGERS_LINES_PER_S, clock)
+        self._audit = audit
+        self._http_logins: OrderedDict[tuple[str, str], float] = OrderedDict()
         self._tokens = None
         if OAUTHBEARER in settings.mechanisms:
             # These import httpx and cryptography: 0.2 s that other agents do not need.
@@ -99,34 +107,38 @@ class Authentication:
             return TokenLogin(*self._tokens, prefix)
         return ScramLogin(ScramMechanism(mechanism), self.known, decoy_iterations, prefix)
 
-    def note_success(self, connection: ConnectionState, mechanism: str) -> None:
-        connection_principal = str(connection.principal)
+    def note_success(self, connection: ConnectionState, mechanism: str, *, is_again: bool) -> None:
+        """`is_again`: the client was logged in already, and renews its session."""
         self._metrics.logins.labels(mechanism, "done").inc()
-        log.debug("login", extra=_fields(connection, mechanism) | {"principal": connection_principal})
+        self._audit.logged_in(asker_of(connection, connection.client_id), mechanism, is_again=is_again)
 
     def note_failure(self, connection: ConnectionState, mechanism: str, refused: SaslRefused) -> float:
-        """Logs and counts it. Returns how many seconds its answer waits."""
+        """Audits and counts it. Returns how many seconds its answer waits."""
         self._metrics.logins.labels(mechanism, "failed").inc()
-        self._log_failure(_fields(connection, mechanism), refused)
+        asker = replace(asker_of(connection, connection.client_id), principal=_claimed(refused))
+        self._audit.login_failed(asker, mechanism, str(refused))
         return self._failures.delay_s(connection.host, self._clock())
 
+    def note_http_success(self, host: str, user: str) -> None:
+        now_s, key = self._clock(), (user, host)
+        before_s = self._http_logins.get(key)
+        if before_s is not None and now_s - before_s < _HTTP_LOGIN_AGAIN_S:
+            return
+        self._http_logins[key] = now_s
+        self._http_logins.move_to_end(key)
+        if len(self._http_logins) > _MOST_HTTP_LOGINS:
+            self._http_logins.popitem(last=False)
+        asker = Asker(principal=str(Principal(user)), address=host, listener=_HTTP)
+        self._audit.logged_in(asker, _HTTP)
+
     def note_http_failure(self, host: str, refused: SaslRefused) -> float:
-        """The same for a request of the HTTP side."""
-        self._metrics.logins.labels("HTTP", "failed").inc()
-        self._log_failure({"peer": host, "mechanism": "HTTP"}, refused)
+        """As `note_failure`, for a request of the HTTP side."""
+        self._metrics.logins.labels(_HTTP, "failed").inc()
+        asker = Asker(principal=_claimed(refused), address=host, listener=_HTTP)
+        self._audit.login_failed(asker, _HTTP, str(refused))
         return self._failures.delay_s(host, self._clock())
 
-    def _log_failure(self, fields: dict[str, object], refused: SaslRefused) -> None:
-        left_out = self._lines.take()
-        if left_out is not None:
-            user = (refused.user or "")[:_LOGGED_CHARACTERS]
-            reason = {"user": user, "reason": str(refused), "left_out_before": left_out}
-            log.warning("login failed", extra=fields | reason)
 
-
-def _fields(connection: ConnectionState, mechanism: str) -> dict[str, object]:
-    return {
-        "peer": connection.peer,
-        "client_id": (connection.client_id or "")[:_LOGGED_CHARACTERS],
-        "mechanism": mechanism,
-    }
+def _claimed(refused: SaslRefused) -> str:
+    """Returns the principal that the client said it is."""
+    return "" if refused.user is None else str(Principal(refused.user))

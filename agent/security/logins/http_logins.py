@@ -103,6 +103,7 @@ class HttpLogins:
                 raise SaslRefused(f"there is no tenant {tenant}", proven.user)
             if user is not None:
                 self._note_seen(host, user)
+            self._authentication.note_http_success(host, proven.user)
             return proven
         except SaslRefused as refused:
             delay_s = self._authentication.note_http_failure(host, refused)

@@ -25,6 +25,7 @@ log = logging.getLogger("tidelog")
 
 Application = Callable[[TlsTransport], asyncio.BaseProtocol]
 """Makes the protocol of a secured connection. Raises HandshakeFailed to refuse it."""
+Refused = Callable[[TlsTransport, HandshakeFailed], None]
 
 
 class TlsAcceptor:
@@ -43,9 +44,11 @@ class TlsAcceptor:
     def under_way(self) -> int:
         return len(self._under_way)
 
-    def accept(self, kept: KeptContext, application: Application) -> TlsTransport:
-        """Returns the protocol of a connection that was just accepted."""
-        return TlsTransport(kept.context, _Handshake(self, application), self._received)
+    def accept(
+        self, kept: KeptContext, application: Application, refused: Refused | None = None
+    ) -> TlsTransport:
+        """Returns the protocol of a connection that was just accepted. `refused` hears of its failure."""
+        return TlsTransport(kept.context, _Handshake(self, application, refused), self._received)
 
     def close(self) -> None:
         """Ends the handshakes that are under way."""
@@ -102,11 +105,12 @@ class TlsAcceptor:
 class _Handshake:
     """One connection's handshake."""
 
-    __slots__ = ("_acceptor", "_application")
+    __slots__ = ("_acceptor", "_application", "_refused")
 
-    def __init__(self, acceptor: TlsAcceptor, application: Application) -> None:
+    def __init__(self, acceptor: TlsAcceptor, application: Application, refused: Refused | None) -> None:
         self._acceptor = acceptor
         self._application = application
+        self._refused = refused
 
     def began(self, connection: TlsTransport) -> None:
         self._acceptor.began(connection)
@@ -118,6 +122,8 @@ class _Handshake:
 
     def failed(self, connection: TlsTransport, failure: HandshakeFailed) -> None:
         self._acceptor.failed(connection, failure)
+        if self._refused is not None:
+            self._refused(connection, failure)
 
 
 def _host_of(connection: TlsTransport) -> str:

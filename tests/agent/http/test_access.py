@@ -21,6 +21,7 @@ from agent.security.acls.settings import AuthorizationSettings
 from agent.security.sasl.settings import SaslSettings
 from sequencer.client import Sequencer, SequencerSettings
 from sequencer.security.acl import Acl, Operation, PatternType, Permission, ResourceType
+from tests.agent.auditing import an_audit
 from tests.agent.running import Running, running, until_answered
 from tests.agent.security.logins.users import add_user
 
@@ -64,9 +65,15 @@ async def _token(client: httpx.AsyncClient, user: str = "ann") -> str:
 
 def _served() -> list[tuple[str, str]]:
     access = HttpAccess(
-        logins=lambda: None, authorizer=lambda: None, has_tls=True, allows_plaintext=False, open_metrics=False
+        audit=an_audit(),
+        logins=lambda: None,
+        authorizer=lambda: None,
+        has_tls=True,
+        allows_plaintext=False,
+        open_metrics=False,
     )
     parts = HttpParts(
+        audit=an_audit(),
         sequencer=lambda: None,
         checks=(),
         cluster="c",

@@ -15,6 +15,7 @@ from agent.http.parts import HttpParts
 from agent.kafka.context import ConnectionState
 from agent.notices import ProducerNotices
 from agent.settings import AgentSettings
+from tests.agent.auditing import an_audit
 from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, a_metadata
 from tests.agent.write_path.test_producer_advice import a_window
@@ -71,6 +72,7 @@ async def test_a_name_that_kip_511_does_not_allow_is_refused_and_not_noted(
 async def test_connections_come_in_pages() -> None:
     states = [ConnectionState(connection_id=number, peer=f"10.0.0.{number}:1") for number in range(1, 8)]
     parts = HttpParts(
+        audit=an_audit(),
         sequencer=lambda: None, checks=(), cluster="test", zone="a", node_id=lambda: 7,
         clients=lambda: states,
         registry=CollectorRegistry(),
@@ -117,6 +119,7 @@ async def test_a_producer_that_its_window_limits_is_advised_over_http_in_the_met
     registry = CollectorRegistry()
     registry.register(ClientMetrics(lambda: states))
     parts = HttpParts(
+        audit=an_audit(),
         sequencer=lambda: None, checks=(), cluster="test", zone="a", node_id=lambda: 7,
         clients=lambda: states,
         registry=registry,

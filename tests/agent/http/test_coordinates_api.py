@@ -22,6 +22,7 @@ from sequencer.database.database import SequencerUnavailable
 from sequencer.history.history_values import TableFile
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, TopicId
 from storage.stores.object_store import ObjectStore
+from tests.agent.auditing import an_audit
 from tests.spark_compaction.log import Log, one, records
 
 _TOPIC_ID = TopicId(UUID(int=1))
@@ -30,6 +31,7 @@ _TOPIC_ID = TopicId(UUID(int=1))
 @pytest.fixture
 async def client(sequencer: Sequencer) -> AsyncIterator[httpx.AsyncClient]:
     parts = HttpParts(
+        audit=an_audit(),
         sequencer=lambda: sequencer,
         checks=(),
         cluster="test",

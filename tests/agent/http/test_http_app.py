@@ -15,6 +15,7 @@ from agent.http.readiness import Check
 from agent.http.server import HttpServer
 from agent.kafka.transport.listener import bound_socket
 from sequencer.client import Sequencer
+from tests.agent.auditing import an_audit
 
 Client = httpx.AsyncClient
 Serve = Callable[..., Client]
@@ -28,6 +29,7 @@ async def serve(sequencer: Sequencer) -> AsyncIterator[Serve]:
     def start(**changes: Any) -> Client:
         parts = HttpParts(
             **{
+                "audit": an_audit(),
                 "sequencer": lambda: sequencer,
                 "checks": (),
                 "cluster": "test",
@@ -271,7 +273,9 @@ async def test_a_cancelled_start_releases_its_socket() -> None:
 
 def _app_without_sequencer() -> FastAPI:
     return create_http_app(
-        HttpParts(sequencer=lambda: None, checks=(), cluster="c", zone="a", node_id=lambda: None)
+        HttpParts(
+            audit=an_audit(), sequencer=lambda: None, checks=(), cluster="c", zone="a", node_id=lambda: None
+        )
     )
 
 

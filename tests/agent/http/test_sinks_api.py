@@ -13,6 +13,7 @@ from agent.http.parts import HttpParts
 from sequencer.client import Sequencer
 from sequencer.commits.coordinates import RunCoordinate
 from sequencer.commits.sinks import MAX_TRANSACTIONS
+from tests.agent.auditing import an_audit
 from tests.sequencer.commits.test_sinks import stable, tasks
 from tests.sequencer.commits.test_transactions import a_topic
 
@@ -43,6 +44,7 @@ class Agent:
 async def agent(sequencer: Sequencer) -> AsyncIterator[Agent]:
     announced: list[RunCoordinate] = []
     parts = HttpParts(
+        audit=an_audit(),
         sequencer=lambda: sequencer,
         checks=(),
         cluster="test",

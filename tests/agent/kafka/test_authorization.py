@@ -17,6 +17,7 @@ from agent.security.acls.settings import AuthorizationSettings
 from agent.security.principal import Principal
 from sequencer.client import Sequencer, SequencerSettings
 from sequencer.security.acl import Acl, Operation, PatternType, ResourceType
+from tests.agent.auditing import events_of
 from tests.agent.kafka.apis.administrative_requests import create
 from tests.agent.kafka.apis.groups_by_hand import assigned, consume
 from tests.agent.kafka.apis.streams_by_hand import a_word_count, beat
@@ -110,7 +111,7 @@ async def test_every_served_api_says_what_it_checks() -> None:
 async def test_a_refused_topic_does_not_disturb_the_others(
     agents: tuple[Running, Running], sequencer: Sequencer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "tidelog")
+    caplog.set_level(logging.INFO, "tidelog")
     root = await connected(agents[0], "root")
     for name in ("mine", "theirs"):
         await create(root, name)
@@ -141,12 +142,11 @@ async def test_a_refused_topic_does_not_disturb_the_others(
         "unknown": TOPIC_REFUSED,
     }
     assert found["mine"].base_offset == 1
-    refused = {
-        vars(record)["resource"]: vars(record) for record in caplog.records if hasattr(record, "resource")
-    }
+    refused = {one["resources"][0]["name"]: one for one in events_of(caplog, "access denied")}
     assert refused.keys() == {"theirs", "unknown"}
     assert refused["theirs"]["principal"] == "User:alice"
-    assert (refused["theirs"]["host"], refused["theirs"]["request"]) == ("127.0.0.1", "Produce")
+    assert refused["theirs"]["address"].startswith("127.0.0.1:")
+    assert (refused["theirs"]["request"], refused["theirs"]["operation"]) == ("Produce", "WRITE")
 
     await alice.send(a_produce("theirs", {0: batch}, acks=0))
     assert await alice.is_closed_by_agent()

@@ -123,6 +123,7 @@ def test_a_public_listener_is_open_unless_every_client_proves_itself(
         ({"kafka_host": "0.0.0.0"}, {}, 1),
         ({"kafka_host": "0.0.0.0", "http_host": "0.0.0.0"}, {}, 2),
         ({"kafka_host": "0.0.0.0", "http_host": "0.0.0.0"}, {"insecure": True}, 0),
+        ({"kafka_host": "0.0.0.0", "http_host": "::"}, {"security_protocol": "SASL_SSL", **FILES}, 1),
         ({"kafka_host": "0.0.0.0"}, {"security_protocol": "SSL", "tls_client_auth": "required", **FILES}, 0),
     ],
 )  # fmt: skip

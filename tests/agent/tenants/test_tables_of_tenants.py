@@ -5,12 +5,8 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 import pytest_asyncio
-from prometheus_client import CollectorRegistry
 
-from agent.http.access import CHECKS, FOR_TENANTS, OPEN, HttpAccess
-from agent.http.app import create_http_app
-from agent.http.iceberg import router
-from agent.http.parts import HttpParts
+from agent.http.access import CHECKS, FOR_TENANTS, OPEN
 from agent.security.sasl.settings import SaslSettings
 from sequencer.security.acl import Acl, Operation, PatternType, Permission, ResourceType
 from sequencer.tenants.tenant_limits import TenantLimits
@@ -206,38 +202,6 @@ async def test_a_token_of_the_catalog_keeps_its_tenant(http: httpx.AsyncClient) 
     assert (await http.get("/v1/topics", headers=bearer)).status_code == 403
 
 
-async def test_the_agents_keys_of_the_bucket_are_not_for_tenants(agent: Running) -> None:
-    keys = {"s3.access-key-id": "the-key", "s3.secret-access-key": "the-secret", "s3.endpoint": "http://s3"}
-    reached = agent.app._reached
-    assert reached.assembly is not None
-    authorizer = reached.assembly.parts.authorizer
-    access = HttpAccess(
-        logins=lambda: reached.logins,
-        authorizer=lambda: authorizer,
-        has_tls=True,
-        allows_plaintext=True,
-        open_metrics=False,
-    )
-    parts = HttpParts(
-        sequencer=lambda: reached.sequencer,
-        checks=(),
-        cluster="c",
-        zone="a",
-        node_id=lambda: None,
-        registry=CollectorRegistry(),
-        routers=(router(lambda: reached.sequencer, lambda: reached.store, keys),),
-        access=access,
-    )
-    transport = httpx.ASGITransport(app=create_http_app(parts))
-    async with httpx.AsyncClient(transport=transport, base_url="http://agent", timeout=60) as client:
-        for path in ("config", "namespaces/acme/tables/own"):
-            answer = await client.get(f"/iceberg/v1/{path}", auth=ACME)
-            assert answer.status_code == 200
-            assert "the-key" not in answer.text
-            assert "the-secret" not in answer.text
-
-
-@pytest.mark.parametrize("name", ["topics", "tidelog"])
 async def test_no_tenant_takes_a_name_that_tables_have(module_database_url: str, name: str) -> None:
     async with opened(module_database_url) as sequencer:
         with pytest.raises(InvalidTenantName):

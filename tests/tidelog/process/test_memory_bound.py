@@ -261,9 +261,7 @@ def acls(count: int) -> object:
 
 
 def decisions(count: int) -> object:
-    authorizer = Authorizer(
-        AuthorizationSettings(authorizer=True, acl_decisions_per_client=count), time.monotonic
-    )
+    authorizer = Authorizer(AuthorizationSettings(authorizer=True, acl_decisions_per_client=count))
     authorizer.index = AclIndex()
     rights = authorizer.rights(Principal("ann"), "10.0.0.1")
     for number in range(count):

@@ -39,7 +39,7 @@ from agent.kafka.apis.produce.produce_bytes import (
 )
 from agent.kafka.apis.produce.seal_batches import UsesSeals, sealed
 from agent.kafka.authorization import TOPIC as TOPIC_RESOURCE
-from agent.kafka.authorization import TRANSACTIONAL_ID, is_restricted, may, permitted
+from agent.kafka.authorization import TRANSACTIONAL_ID, is_restricted, may, note_refusal, permitted
 from agent.kafka.context import RequestContext
 from agent.kafka.quota_pauses import UsesQuotaPauses, quota_throttle_ms
 from agent.kafka.routing.current_leaders import node_endpoints
@@ -54,6 +54,7 @@ from agent.kafka.uses import (
 from agent.quotas.entities import QuotaKind
 from agent.settings import AgentSettings
 from agent.tenants.tenant import Tenant
+from agent.topic_directory import AUDIT_TOPIC
 from agent.topic_keys import is_sealing
 from agent.traffic_class import BULK_FOR_S, TrafficClass, class_of
 from agent.write_path.appended_batches import Appended
@@ -130,7 +131,7 @@ def begin(request: ProduceRequest, context: RequestContext[_Uses], respond: Resp
         return False
     named, [(start, end)] = request.topics[0], request.records
     topic = context.parts.topics.known(named.name if named.topic_id is None else TopicId(named.topic_id))
-    if topic is None or not named.partitions or is_sealing(topic):
+    if topic is None or not named.partitions or is_sealing(topic) or topic.name == AUDIT_TOPIC:
         return False
     if not _is_allowed(request, topic, context):
         return False
@@ -225,15 +226,19 @@ def _unauthorized(
     request: ProduceRequest, topics: Sequence[Topic | None], context: RequestContext[_Uses]
 ) -> Collection[int]:
     """Returns the places of the topics that the client may not write, whether they exist or not. Ids of
-    topics that do not exist have no name to be checked.
+    topics that do not exist have no name to be checked. No client writes the audit trail.
     """
     by_id = context.api_version >= FIRST_VERSION_WITH_TOPIC_IDS
     names = [
         (None if topic is None else topic.name) if by_id else asked.name
         for asked, topic in zip(request.topics, topics, strict=True)
     ]
-    known = [name for name in names if name is not None]
+    if not is_restricted(context) and AUDIT_TOPIC not in names:
+        return ()
+    known = [name for name in names if name is not None and name != AUDIT_TOPIC]
     writable = permitted(Operation.WRITE, TOPIC_RESOURCE, known, context)
+    if AUDIT_TOPIC in names:
+        note_refusal(Operation.WRITE, TOPIC_RESOURCE, AUDIT_TOPIC, context)
     return {place for place, name in enumerate(names) if name is not None and name not in writable}
 
 
@@ -286,7 +291,7 @@ async def _check(
     request: ProduceRequest,
     context: RequestContext[_Uses],
 ) -> Accepted | ProduceResult:
-    unauthorized = _unauthorized(request, topics, context) if is_restricted(context) else ()
+    unauthorized = _unauthorized(request, topics, context)
     if unauthorized:
         topics = [None if number in unauthorized else topic for number, topic in enumerate(topics)]
     frame, places = request.take_frame(), np.array(request.records, np.int64).reshape(-1, 2)

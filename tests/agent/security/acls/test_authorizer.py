@@ -1,7 +1,6 @@
 """The authorizer against its promises, and against Kafka's own StandardAuthorizer."""
 
 import random
-import time
 
 import pytest
 
@@ -52,9 +51,7 @@ def _acl(
 
 
 def _authorizer(*acls: Acl, **settings: object) -> Authorizer:
-    authorizer = Authorizer(
-        AuthorizationSettings.model_validate({"authorizer": True, **settings}), time.monotonic
-    )
+    authorizer = Authorizer(AuthorizationSettings.model_validate({"authorizer": True, **settings}))
     authorizer.index = AclIndex().with_changes(acls, ())
     return authorizer
 
@@ -63,8 +60,7 @@ def test_nothing_is_allowed_before_the_first_snapshot_except_to_super_users() ->
     authorizer = Authorizer(
         AuthorizationSettings(
             authorizer=True, super_users="User:root ; User:other", allow_everyone_if_no_acl_found=True
-        ),
-        time.monotonic,
+        )
     )
 
     rights = authorizer.rights(_ALICE, _HOST)
@@ -77,7 +73,7 @@ def test_nothing_is_allowed_before_the_first_snapshot_except_to_super_users() ->
 
 
 def test_everything_is_allowed_without_an_authorizer() -> None:
-    rights = Authorizer(AuthorizationSettings(), time.monotonic).rights(ANONYMOUS, _HOST)
+    rights = Authorizer(AuthorizationSettings()).rights(ANONYMOUS, _HOST)
 
     assert rights.is_unrestricted
     assert rights.operations(ResourceType.TOPIC, "orders") == EVERY_OPERATION

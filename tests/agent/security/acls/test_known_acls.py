@@ -1,6 +1,5 @@
 """Agents follow the ACLs in Postgres."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -46,7 +45,7 @@ def _allowed(authorizer: Authorizer, among: range) -> list[int]:
 
 
 def _following(sequencer: Sequencer) -> tuple[Authorizer, _Counting, KnownAcls]:
-    authorizer = Authorizer(AuthorizationSettings(authorizer=True, acl_page=10), time.monotonic)
+    authorizer = Authorizer(AuthorizationSettings(authorizer=True, acl_page=10))
     changes = _Counting(sequencer)
     return authorizer, changes, KnownAcls(changes, authorizer)
 

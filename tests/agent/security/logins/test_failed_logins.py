@@ -1,5 +1,6 @@
 """How long failed logins wait, and how many of them are logged."""
 
+import json
 import logging
 
 import pytest
@@ -7,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.metrics import Metrics
+from agent.security.audit.audit import Audit
+from agent.security.audit.settings import AuditSettings
 from agent.security.logins.authentication import Authentication
 from agent.security.logins.failed_logins import FailedLogins
 from agent.security.sasl.settings import SaslSettings
@@ -38,16 +41,20 @@ def test_the_wait_is_always_in_its_bounds_and_few_hosts_are_kept(failures: list[
 async def test_a_flood_of_failed_logins_leaves_few_lines_and_all_are_counted(
     sequencer: Sequencer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "tidelog")
+    caplog.set_level(logging.INFO, "tidelog")
     now_s, metrics = 0.0, Metrics()
-    authentication = Authentication(sequencer.user_credentials, SaslSettings(), metrics, lambda: now_s)
+    audit = Audit(AuditSettings(), metrics, lambda: now_s)
+    authentication = Authentication(sequencer.user_credentials, SaslSettings(), metrics, lambda: now_s, audit)
 
     for number in range(500):
         authentication.note_http_failure(f"10.0.0.{number}", SaslRefused("wrong", "eve"))
     now_s = 1.0
     authentication.note_http_failure("10.0.1.1", SaslRefused("wrong", "eve"))
+    audit.report_lost()
 
-    lines = [vars(record) for record in caplog.records if record.getMessage() == "login failed"]
-    assert [line["left_out_before"] for line in lines] == [0] * 20 + [480]
-    assert lines[-1]["peer"] == "10.0.1.1"
+    lines = [json.loads(record.getMessage()) for record in caplog.records]
+    assert [line["event"] for line in lines] == ["login failed"] * 21 + ["events lost"]
+    assert lines[-2]["address"] == "10.0.1.1"
+    assert lines[-1]["lost"] == {"login failed": 480}
     assert metrics.logins.labels("HTTP", "failed")._value.get() == 501
+    assert metrics.audit_events_lost.labels("login failed", "rate")._value.get() == 480

@@ -10,6 +10,7 @@ from confluent_kafka.admin import AdminClient
 from agent.security.sasl import scram
 from sequencer.client import Sequencer, SequencerSettings
 from sequencer.security.credentials import CredentialKey, ScramKeys, ScramMechanism
+from tests.support.secret_watch import watch
 
 
 def keys_for(mechanism: ScramMechanism, password: str, iterations: int = 4_096) -> ScramKeys:
@@ -26,6 +27,7 @@ async def add_user(
     *mechanisms: ScramMechanism,
 ) -> None:
     """By default with both mechanisms."""
+    watch(password)
     sequencer = await Sequencer.open(database_url, SequencerSettings())
     try:
         given = [(CredentialKey(user, one), keys_for(one, password)) for one in mechanisms or ScramMechanism]

@@ -1,0 +1,1 @@
+"""The audit trail: who did what, from where, with which outcome (docs/audit.md)."""
