@@ -460,7 +460,6 @@ def test_the_agents_did_what_could_give_secrets_away(heard: Heard) -> None:
         b'"event":"login"',
         b'"event":"login failed"',
         b"agent serves",
-        b"level=debug",
         b"OAUTHBEARER",
     ):
         assert said in log
