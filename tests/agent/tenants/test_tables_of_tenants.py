@@ -202,6 +202,7 @@ async def test_a_token_of_the_catalog_keeps_its_tenant(http: httpx.AsyncClient) 
     assert (await http.get("/v1/topics", headers=bearer)).status_code == 403
 
 
+@pytest.mark.parametrize("name", ["topics", "tidelog"])
 async def test_no_tenant_takes_a_name_that_tables_have(module_database_url: str, name: str) -> None:
     async with opened(module_database_url) as sequencer:
         with pytest.raises(InvalidTenantName):
