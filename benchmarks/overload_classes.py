@@ -314,6 +314,9 @@ def _print_medians(seen: dict[str, list[Seen]]) -> None:
     idle = medians["idle"]
     for name, (acked_s, delivered_s) in medians.items():
         bulk = statistics.median(found.bulk_per_s for found in seen[name])
+        if not seen[name][0].acked_s:
+            print(f"{name}: bulk {bulk / 1e6:.2f} MB/s")
+            continue
         print(
             f"{name}: median p99 {1000 * acked_s:.0f} ms acknowledged ({acked_s / idle[0]:.2f} times idle), "
             f"{1000 * delivered_s:.0f} ms delivered ({delivered_s / idle[1]:.2f} times idle); "
