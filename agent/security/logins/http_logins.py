@@ -9,6 +9,8 @@ Promises:
 - While `_MOST_OF_USER` failed ones of a user name and a host wait, no further password of that name is looked
   at from there. So guesses of a password have a rate, and other users of the host (behind one NAT) log in.
 - While `_MOST_OF_HOST` of a host wait, only names that have logged in from there are looked at.
+- Both also hold for logins that come at once: of a name `_MOST_OF_USER` passwords are looked at at a time,
+  and of a host's names that have not logged in `_AT_ONCE_OF_HOST`. The others wait for their turn.
 - A token that counts is never refused for others' failures: it cannot be guessed.
 - A token of the catalog counts on each agent of the cluster, until it expires or its credential is changed or
   deleted.
@@ -20,12 +22,14 @@ Their key is derived from a secret in Postgres.
 import asyncio
 import base64
 import binascii
+import contextlib
 import hmac
 import json
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 from urllib.parse import unquote_plus
+from weakref import WeakValueDictionary
 
 from agent.security.acls.authorizer import Authorizer, Rights
 from agent.security.logins.authentication import Authentication
@@ -41,6 +45,7 @@ _PURPOSE: Final = b"tokens of the Iceberg catalog"
 _LONGEST_HEADER: Final = 16_384
 _MOST_OF_USER: Final = 4
 _MOST_OF_HOST: Final = 64
+_AT_ONCE_OF_HOST: Final = 8
 _MOST_SEEN: Final = 10_000
 _NO_NAME: Final = b""
 """Of headers that cannot be read. Such logins count together."""
@@ -70,6 +75,8 @@ class HttpLogins:
         self._of_user: Counter[tuple[str, bytes]] = Counter()
         self._seen: OrderedDict[tuple[str, bytes], None] = OrderedDict()
         """Hosts and users whose password was right, the last ones."""
+        self._turns: WeakValueDictionary[tuple[str, bytes | None], asyncio.Semaphore] = WeakValueDictionary()
+        """By host and user, and by host alone, while logins of them are looked at."""
 
     @property
     def takes_passwords(self) -> bool:
@@ -93,11 +100,8 @@ class HttpLogins:
 
     async def _guarded(self, login: Coroutine[Any, Any, Proven], host: str, user: bytes | None) -> Proven:
         """`user`: whose password it is, None for a token."""
-        if user is not None and self._is_full(host, user):
-            login.close()
-            raise TooManyFailures
         try:
-            proven = await login
+            proven = await (login if user is None else self._in_turn(login, host, user))
             tenant = tenant_of(proven.user)
             if tenant is not None and not self._is_tenant(tenant):
                 raise SaslRefused(f"there is no tenant {tenant}", proven.user)
@@ -113,6 +117,30 @@ class HttpLogins:
             raise
         except SequencerUnavailable as error:
             raise CannotCheck(str(error)) from error
+
+    async def _in_turn(self, login: Coroutine[Any, Any, Proven], host: str, user: bytes) -> Proven:
+        """Awaits the login of a password when its turn has come. Raises TooManyFailures."""
+        try:
+            async with contextlib.AsyncExitStack() as turns:
+                if (host, user) not in self._seen:
+                    await self._take_turn(turns, host, user, (host, None), _AT_ONCE_OF_HOST)
+                await self._take_turn(turns, host, user, (host, user), _MOST_OF_USER)
+                return await login
+        finally:
+            login.close()
+
+    async def _take_turn(
+        self,
+        turns: contextlib.AsyncExitStack,
+        host: str,
+        user: bytes,
+        whose: tuple[str, bytes | None],
+        most: int,
+    ) -> None:
+        if not self._is_full(host, user):
+            await turns.enter_async_context(self._turns.setdefault(whose, asyncio.Semaphore(most)))
+        if self._is_full(host, user):  # those whose turn it was before have failed
+            raise TooManyFailures
 
     def _is_full(self, host: str, user: bytes) -> bool:
         return self._of_user[host, user] >= _MOST_OF_USER or (

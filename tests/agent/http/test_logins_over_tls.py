@@ -3,6 +3,7 @@ and the answers 403, 429 and 503.
 """
 
 import asyncio
+import base64
 import contextlib
 import ssl
 import time
@@ -14,10 +15,12 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from agent.security.acls.authorizer import Rights
 from agent.security.acls.settings import AuthorizationSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.security.logins import http_logins
 from agent.security.sasl.settings import SaslSettings
+from agent.security.sasl.steps import SaslRefused
 from sequencer.client import Sequencer, SequencerSettings
 from sequencer.security.acl import Acl, Operation, PatternType, Permission, ResourceType
 from storage.stores.object_store import StoreSettings
@@ -31,6 +34,7 @@ from tests.support.postgres import OWN_FOR_YEARS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CATALOG = "/iceberg/v1/namespaces/topics/tables"
+GUESSES = 1_000
 DELAY_MS = 6_000
 """Longer than a test, so that failed logins wait until it ends."""
 
@@ -247,6 +251,32 @@ async def test_invented_users_keep_no_user_out_who_has_logged_in_from_the_host(
         assert await status(client, "/v1/topics", auth=("dee", "secret")) == 429
         assert await status(client, "/v1/topics", **bearer("wrong")) == 429
     assert await status(client, "/v1/topics", auth=("dee", "secret")) == 200
+
+
+async def test_of_a_thousand_guesses_at_once_few_passwords_are_looked_at(agent: Running) -> None:
+    """Of one user's, then of invented users'. Who has logged in before waits for none of them."""
+    reached = agent.app._reached
+    logins, passwords = reached.logins, reached.assembly.parts.authentication.passwords  # type: ignore[union-attr]
+    assert logins is not None
+
+    def login(user: str, password: str) -> "asyncio.Task[Rights]":
+        proof = base64.b64encode(f"{user}:{password}".encode())
+        return asyncio.create_task(logins.rights(b"Basic " + proof, "10.0.0.9"))
+
+    await login("cid", "secret")
+    invented = [f"guessed-{number}" for number in range(GUESSES)]
+    of_user = 2 * http_logins._MOST_OF_USER  # that wait for their answers, and that are looked at
+    of_host = http_logins._MOST_OF_HOST + http_logins._AT_ONCE_OF_HOST
+    for users, most in ((["ann"] * GUESSES, of_user), (invented, of_host)):
+        before = passwords.checks
+        guesses = [login(user, f"wrong-{number}") for number, user in enumerate(users)]
+        right = login("cid", "secret")
+        await asyncio.wait([right, *guesses], return_when=asyncio.FIRST_COMPLETED)
+        assert right.done()
+        answers = await asyncio.gather(*guesses, return_exceptions=True)
+        assert {type(answer) for answer in answers} == {SaslRefused, http_logins.TooManyFailures}
+        assert passwords.checks - before < most
+    assert not logins._turns
 
 
 def own_address() -> str:
