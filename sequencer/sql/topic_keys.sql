@@ -95,7 +95,11 @@ WHERE topic_id = ANY(%(topic_ids)s::uuid[]) ORDER BY topic_id, version
 SELECT topic_id, version, key_id, wrapped_by, wrapped FROM topic_keys ORDER BY topic_id, version
 
 -- name: take_copy
--- Of a key that the bucket has. A copy is written before its row, so it is the newer one.
+-- Of a key that the bucket has. A copy is written before its row, so it is the newer one. An older database
+-- may have its reservation still: the copy would be deleted for it.
+WITH done AS (
+    DELETE FROM key_copies_to_delete WHERE topic_id = %(topic_id)s::uuid AND key_id = %(key_id)s::bigint
+)
 INSERT INTO topic_keys (topic_id, version, key_id, wrapped_by, wrapped)
 VALUES (%(topic_id)s::uuid, %(version)s::integer, %(key_id)s::bigint, %(wrapped_by)s::text,
     %(wrapped)s::bytea)

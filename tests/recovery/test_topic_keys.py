@@ -195,6 +195,31 @@ async def test_the_copy_of_a_deleted_topics_key_goes_at_once_and_once_more(
         assert connection.execute("SELECT count(*) FROM key_copies_to_delete").fetchone() == (0,)
 
 
+async def test_the_copy_of_a_key_that_was_reserved_when_the_backup_was_made_is_kept(
+    place: Place, wrapping: KeyWrapping, objects: KeyObjects
+) -> None:
+    """The backup says that the copy is to be deleted unless the key is added; it was added later."""
+    await begin(place)
+    topic = await place.sequencer.topics.create("secrets", 1, {})
+    keys, key_id = place.sequencer.topic_keys, KeyId(77)
+    name, wrapped = await wrapping.wrap(bytes(32), topic.topic_id, key_id)
+    key = WrappedKey(topic_id=topic.topic_id, version=1, key_id=key_id, wrapped_by=name, wrapped=wrapped)
+    await keys.reserve(topic.topic_id, key_id)
+    await objects.put(key)
+    backup = await back_up(place)
+    assert await keys.add(key) == key
+    await restore(place, backup)
+
+    await place.recover()
+
+    await place.sequencer.ownership.ratchet(place.store, CLUSTER)
+    with psycopg.connect(place.database_url) as connection:
+        connection.execute("UPDATE key_copies_to_delete SET deleted_at = deleted_at - interval '1 day'")
+    await KeyCopiesJob(place.sequencer, place.store, CLUSTER, settings()).step(None)
+    assert await rows(place.sequencer) == {key_id: key}
+    assert await listed(objects) == {key_id}
+
+
 @pytest.mark.parametrize("is_backup_older", [False, True], ids=["no backup", "older backup"])
 async def test_a_key_that_was_deleted_is_not_brought_back(
     place: Place, wrapping: KeyWrapping, objects: KeyObjects, is_backup_older: bool
