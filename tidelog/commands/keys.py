@@ -13,6 +13,7 @@ from rich.table import Table
 
 from agent.topic_keys import new_version
 from sequencer.client import Sequencer, SequencerSettings
+from sequencer.cluster.ownership import OwnershipLost
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.topics.topic_keys import ListedKey, TopicKeyRows
 from storage.encryption.key_objects import KeyObjects, WrappedKey
@@ -57,7 +58,7 @@ def list_keys(
     async def found(sequencer: Sequencer, _: KeyObjects) -> list[ListedKey]:
         return [one async for one in sequencer.topic_keys.all()]
 
-    keys = _run(environment, found)
+    keys = _run(environment, found, writes=False)
     if as_json:
         print_json(
             [
@@ -161,7 +162,15 @@ def _wrapping(environment: Environment) -> KeyWrapping:
     return found
 
 
-def _run(environment: Environment, work: Callable[[Sequencer, KeyObjects], Awaitable[Result]]) -> Result:
+def _run(
+    environment: Environment,
+    work: Callable[[Sequencer, KeyObjects], Awaitable[Result]],
+    *,
+    writes: bool = True,
+) -> Result:
+    """`writes`: the work changes the bucket, so a copied database may not do it: it would replace the copies
+    of keys that the bucket's owner needs.
+    """
     found = find_cluster(environment)
     client = found.read(ClientSettings)
     database_url, store_url = require(client, "database_url"), require(client, "store_url")
@@ -172,6 +181,8 @@ def _run(environment: Environment, work: Callable[[Sequencer, KeyObjects], Await
         try:
             sequencer = await Sequencer.open(database_url, settings)
             try:
+                if writes:
+                    await sequencer.ownership.check_object(store, client.cluster)
                 return await work(sequencer, KeyObjects(store, client.cluster))
             finally:
                 await sequencer.close()
@@ -180,6 +191,8 @@ def _run(environment: Environment, work: Callable[[Sequencer, KeyObjects], Await
 
     try:
         return asyncio.run(run())
+    except OwnershipLost as lost:
+        raise UserError(f"The keys stay as they are: {lost}") from None
     except (KeyUnavailable, StoreUnavailable) as error:
         raise UserError(f"{error}.") from None
     except SequencerUnavailable as away:

@@ -20,6 +20,7 @@ from storage.encryption.key_wrapping import FileKeys, KeyUnavailable
 from storage.identifiers import KeyId, TopicId
 from storage.stores.object_store import ObjectStore, StoreSettings
 from storage.stores.open_store import open_store
+from tests.sequencer.cluster.ownership import a_copy
 from tidelog.cli import app
 from tidelog.commands.keys import Rewrapped, rewrap_all
 
@@ -197,4 +198,36 @@ async def test_the_commands_list_rotate_and_rewrap_keys_and_their_copies(
     ]
     store = await open_store(store_url, StoreSettings())
     assert await copies_are_like_rows(sequencer, KeyObjects(store, "tidelog"))
+    await store.close()
+
+
+@pytest.mark.superuser
+async def test_a_copied_database_changes_no_key_in_the_bucket_of_its_original(
+    sequencer: Sequencer,
+    database_url: str,
+    key_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store_url = f"file://{tmp_path}/store"
+    store = await open_store(store_url, StoreSettings())
+    objects = KeyObjects(store, "tidelog")
+    await sequencer.ownership.ratchet(store, "tidelog")
+    topic = await sequencer.topics.create("orders", 1, {})
+    key = await new_version(sequencer.topic_keys, objects, FileKeys(key_file), topic.topic_id, 1)
+    async with a_copy(sequencer, database_url, as_files=False) as copy:
+        add_key(key_file)
+        for name, value in {
+            "DATABASE_URL": copy.database._url,
+            "STORE_URL": store_url,
+            "ENCRYPTION_PROVIDER": "file",
+            "ENCRYPTION_KEY": str(key_file),
+        }.items():
+            monkeypatch.setenv(f"TIDELOG_{name}", value)
+        for arguments in (["rewrap"], ["rotate", "orders"]):
+            result = await asyncio.to_thread(CliRunner().invoke, app, ["keys", *arguments])
+            assert result.exit_code == 1
+            assert "restored dump" in str(result.exception)
+
+    assert [await objects.get(*place) async for place in objects.list()] == [key]
     await store.close()
