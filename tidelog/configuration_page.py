@@ -16,6 +16,7 @@ from agent.groups.settings import GroupSettings
 from agent.quotas.settings import QuotaSettings
 from agent.read_path.settings import ReadPathSettings
 from agent.security.acls.settings import AuthorizationSettings
+from agent.security.audit.settings import AuditSettings
 from agent.security.listener_settings import ListenerSettings
 from agent.security.sasl.settings import SaslSettings
 from agent.settings import AgentSettings
@@ -46,6 +47,7 @@ PARTS: Final[tuple[tuple[str, type[Settings]], ...]] = (
     ("Authorization", AuthorizationSettings),
     ("Client quotas", QuotaSettings),
     ("Logins", SaslSettings),
+    ("The audit trail", AuditSettings),
     ("Tenants", TenantSettings),
     ("Agents among themselves", CacheRingSettings),
     ("The object store", StoreSettings),

@@ -13,7 +13,7 @@ class QuotaSettings(Settings):
     quota_poll_s: float = Field(default=1.0, gt=0)
     """How often an agent asks Postgres for changes of quotas, and reports what its clients use of them."""
     quota_clients: int = Field(default=10_000, ge=1)
-    """The most quotas in use that an agent tracks. Past that, it forgets the one that was silent longest."""
+    """The most quotas in use that an agent tracks. Past that, the tenant with most of them loses one."""
     quota_reports_per_s: int = Field(default=5_000, ge=1)
     """The most rows of use that all agents together write to Postgres per second."""
     max_client_quotas: int = Field(default=10_000, ge=1)

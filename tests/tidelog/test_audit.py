@@ -31,6 +31,7 @@ def test_changes_of_users_are_events_without_the_password(database_url: str) -> 
     add = ("users", "add", "ann", "--password-file", "-")
     added, [first] = tidelog(database_url, *add, password=PASSWORD)
     again, [refused] = tidelog(database_url, *add, password=PASSWORD)
+    _, [marked] = tidelog(database_url, "users", "priority", "ann", "bulk")
     _, [removed] = tidelog(database_url, "users", "remove", "ann")
     listed, none = tidelog(database_url, "users", "list")
 
@@ -47,6 +48,8 @@ def test_changes_of_users_are_events_without_the_password(database_url: str) -> 
     ]
     assert again.returncode == 1
     assert (refused["event"], refused["reason"]) == ("change refused", "There is a user ann already.")
+    assert marked["request"] == "tidelog users priority"
+    assert marked["resources"][0]["change"] == {"priority": "bulk"}
     assert (removed["request"], removed["outcome"]) == ("tidelog users remove", "success")
     assert none == []
     assert PASSWORD not in added.stderr + again.stderr

@@ -176,17 +176,18 @@ def priority(
     name: Name,
     priority: Annotated[Priority, typer.Argument(help="What overload does to the user's requests.")],
 ) -> None:
-    """Mark a user's traffic as interactive or bulk (docs/overload.md). The user need not be in this list."""
+    """Mark a user's traffic as interactive or bulk (docs/overload.md). The user needs no password here."""
     values = {traffic: value for value, traffic in MARKS_OF_USERS.items()}
     marked: dict[str, float | None] = {
         QuotaKind.PRIORITY: None if priority is Priority.NORMAL else values[TrafficClass(priority)]
     }
     most = find_cluster(environment).read(QuotaSettings).max_client_quotas
     entity: Entity = frozenset({("user", name)})
-    try:
-        _run_with(environment, lambda sequencer: sequencer.client_quotas.alter({entity: marked}, most))
-    except TooManyQuotas as error:
-        raise UserError(str(error)) from None
+    with audited(environment, "tidelog users priority", "USER", name, priority=priority.value):
+        try:
+            _run_with(environment, lambda sequencer: sequencer.client_quotas.alter({entity: marked}, most))
+        except TooManyQuotas as error:
+            raise UserError(str(error)) from None
     Console().print(f"[bold]{escape(name)}[/] is [green]{priority}[/]. Agents know within a second.")
 
 
