@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from agent.settings import AgentSettings
 from agent.shared_lookups import SharedLookups
@@ -28,9 +28,6 @@ from sequencer.database.fair_queue import Asker
 from sequencer.tenants.tenant_limits import Planned
 from sequencer.topics.topics import Topic, Topics
 from storage.identifiers import TopicId
-
-AUDIT_TOPIC: Final = "__tidelog_audit"
-"""The agents' audit trail (docs/audit.md). No client may write it, whatever its rights are."""
 
 _Key = TypeVar("_Key", str, TopicId)
 
@@ -136,10 +133,12 @@ class TopicDirectory:
         """Returns all topics of the tenant, looked up now. Raises SequencerUnavailable."""
         return (await self._of_tenants.get([tenant]))[tenant]
 
-    async def create(self, name: str, partition_count: int, config: Mapping[str, str]) -> Topic:
-        """Raises TopicExists, InvalidConfig, SequencerUnavailable."""
+    async def create(
+        self, name: str, partition_count: int, config: Mapping[str, str], *, is_agents_own: bool = False
+    ) -> Topic:
+        """Raises what `Topics.create` does."""
         try:
-            return await self._topics.create(name, partition_count, config)
+            return await self._topics.create(name, partition_count, config, is_agents_own=is_agents_own)
         finally:
             self.forget(name)
 

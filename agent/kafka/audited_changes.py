@@ -22,7 +22,7 @@ from agent.kafka.configs.config_entries import (
     GROUP_RESOURCE,
     TOPIC_RESOURCE,
 )
-from agent.security.audit.events import NO_ERROR, UNKNOWN, Resource
+from agent.security.audit.events import NO_ERROR, UNKNOWN, Resource, bounded
 from sequencer.security.acl import Operation, PatternType, Permission, ResourceType
 from sequencer.topics.topic_config import KNOWN_CONFIGS
 
@@ -69,9 +69,16 @@ def _name(kind: Any, code: int) -> str:
 
 def _codes(response: Any, entries: str, key: Callable[[Any], Any]) -> Mapping[Any, str]:
     """Returns the outcomes of a response's entries by what `key` takes from each."""
-    if response is None:
-        return {}
-    return {key(entry): _code(entry.error_code) for entry in getattr(response, entries)}
+    found: dict[Any, str] = {}
+    for entry in () if response is None else getattr(response, entries):
+        _note(found, key(entry), _code(entry.error_code))
+    return found
+
+
+def _note(codes: dict[Any, str], key: Any, code: str) -> None:
+    """What a request names twice was done if it was done once: a later refusal hides no change."""
+    if codes.get(key) != NO_ERROR:
+        codes[key] = code
 
 
 def _outcome(codes: Mapping[Any, str], key: Any, response: Any) -> str:
@@ -125,7 +132,7 @@ def _of_partitions(
     codes: dict[tuple[str, int], str] = {}
     for topic in () if response is None else response.topics:
         for partition in topic.partitions:
-            codes[_topic_name(topic), partition.partition_index] = _code(partition.error_code)
+            _note(codes, (_topic_name(topic), partition.partition_index), _code(partition.error_code))
     whole = NO_ERROR if response is None else _code(getattr(response, "error_code", 0))
     found = []
     for topic in request.topics:
@@ -138,16 +145,15 @@ def _of_partitions(
 
 
 def _write_txn_markers(request: Any, response: Any) -> list[Resource]:
-    codes: dict[int, list[str]] = {}
+    codes: dict[int, str] = {}
     for marker in () if response is None else response.markers:
-        codes.setdefault(marker.producer_id, []).extend(
-            _code(partition.error_code) for topic in marker.topics for partition in topic.partitions
-        )
+        for partition in (one for topic in marker.topics for one in topic.partitions):
+            _note(codes, marker.producer_id, _code(partition.error_code))
     return [
         Resource(
             type="PRODUCER_ID",
             name=str(marker.producer_id),
-            outcome=UNKNOWN if response is None else next(iter(codes.get(marker.producer_id, ())), NO_ERROR),
+            outcome=UNKNOWN if response is None else codes.get(marker.producer_id, NO_ERROR),
             change={
                 "transaction": "commit" if marker.transaction_result else "abort",
                 "producer_epoch": str(marker.producer_epoch),
@@ -295,12 +301,18 @@ def _alter_quotas(request: Any, response: Any) -> list[Resource]:
     return [
         Resource(
             type="QUOTA",
-            name=",".join(f"{part.entity_type}={part.entity_name or '<default>'}" for part in one.entity),
+            name=",".join(map(_quota_part, one.entity)),
             outcome=outcomes[place] if place < len(outcomes) else UNKNOWN,
             change={op.key: None if op.remove else str(op.value) for op in one.ops},
         )
         for place, one in enumerate(request.entries)
     ]
+
+
+def _quota_part(part: Any) -> str:
+    """A long name of one part leaves the others to be read."""
+    name = part.entity_name
+    return f"{part.entity_type}=" + ("<default>" if name is None else bounded(name))
 
 
 def _alter_users(request: Any, response: Any) -> list[Resource]:

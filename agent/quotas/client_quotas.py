@@ -33,6 +33,8 @@ log = logging.getLogger("tidelog")
 _BURST_S: Final = {QuotaKind.MUTATION: 11.0}
 """How much may be saved up, in seconds of the quota. As in Kafka, for mutations."""
 _LONGEST_PAUSE_S: Final = 600.0
+_LONGEST_PAUSES_S: Final = {QuotaKind.REQUEST: 1.0}
+"""As in Kafka, where a pause for request time is no longer than the window that it is measured in."""
 _KEPT_REPORTS: Final = 3
 """A row of use is valid for this many intervals of reports."""
 _Shared = tuple[QuotaKind, str, str]
@@ -137,7 +139,7 @@ class ClientQuotas:
         if use.tokens >= 0:
             return 0.0
         use.has_waited = True
-        return min(_LONGEST_PAUSE_S, -use.tokens / _per_s(kind, use))
+        return min(_LONGEST_PAUSES_S.get(kind, _LONGEST_PAUSE_S), -use.tokens / _per_s(kind, use))
 
     def _used(self, kind: QuotaKind, user: str, client_id: str) -> list[_Use]:
         """Returns what counts for a client: of its own quota, and of its whole tenant's."""

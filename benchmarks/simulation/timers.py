@@ -86,6 +86,7 @@ def claims_per_agent_s(settings: HousekeeperSettings) -> float:
             settings.garbage_interval_s,
             settings.garbage_interval_s,
             settings.garbage_interval_s,
+            settings.garbage_interval_s,
             settings.merge_interval_s,
             settings.clean_interval_s,
             settings.observation_interval_s,

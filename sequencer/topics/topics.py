@@ -30,6 +30,8 @@ KEYS_SQL = load_statements("topic_keys")
 ADMINISTRATION_SQL = load_statements("administration")
 TENANTS_SQL = load_statements("tenants")
 
+AUDIT_TOPIC = "__tidelog_audit"
+"""The agents' audit trail (docs/audit.md). No client may make or write it, whatever its rights are."""
 MOST_PARTITIONS = 100_000
 _MOST_CHANGES = 1_000
 """As many changes as are kept (functions/count_topic_change.sql)."""
@@ -85,14 +87,25 @@ def validate_topic_name(name: str) -> None:
         )
 
 
+def _check_is_no_audit_topic(name: str) -> None:
+    """Raises InvalidTopicName: whoever made it would choose how long events are kept."""
+    if name.replace(".", "_") == AUDIT_TOPIC:
+        raise InvalidTopicName(f"Topic name {name!r} is taken: agents make {AUDIT_TOPIC} themselves.")
+
+
 class Topics:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def create(self, name: str, partition_count: int, config: Mapping[str, str]) -> Topic:
-        """Raises TopicExists, InvalidTopicName, InvalidPartitionCount, InvalidConfig, TenantLimitReached,
-        and CommitOutcomeUnknown if it may exist now.
+    async def create(
+        self, name: str, partition_count: int, config: Mapping[str, str], *, is_agents_own: bool = False
+    ) -> Topic:
+        """`is_agents_own`: it may be the audit trail's. Raises TopicExists, InvalidTopicName,
+        InvalidPartitionCount, InvalidConfig, TenantLimitReached, and CommitOutcomeUnknown if it may exist
+        now.
         """
+        if not is_agents_own:
+            _check_is_no_audit_topic(name)
         await self._check_new(name, partition_count, config)
         asked = {"topic_id": uuid4(), "name": name, "partition_count": partition_count}
         tenant = tenant_of(name)
@@ -110,6 +123,7 @@ class Topics:
         """Creates nothing. Returns the configs that the topic would have, and adds it to what the request
         would make. Raises what `create` would raise now, except TopicExists.
         """
+        _check_is_no_audit_topic(name)
         await self._check_new(name, partition_count, config)
         tenant, kept = tenant_of(name), _trimmed(config)
         if tenant is not None:

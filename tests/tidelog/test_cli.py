@@ -272,7 +272,7 @@ def test_a_spark_job_that_failed_is_told_in_a_sentence() -> None:
 def test_an_http_address_without_a_scheme_is_told_how_to_be_written() -> None:
     found = find_cluster(Environment({"TIDELOG_HTTP_URL": "localhost:8080"}))
 
-    with pytest.raises(UserError, match="Write it as http://localhost:8080"):
+    with pytest.raises(UserError, match="Write it as http://host:port"):
         require(found.read(ClientSettings), "http_url")
 
 

@@ -29,11 +29,10 @@ from agent.kafka.authorization import TOPIC, TRANSACTIONAL_ID, may, may_on_clust
 from agent.kafka.context import RequestContext
 from agent.kafka.transactions import AWAY, can_be_transactional_id, producer_of
 from agent.kafka.uses import UsesSequencer, UsesTopics
-from agent.topic_directory import AUDIT_TOPIC
 from sequencer.commits.coordinates import PartitionKey
 from sequencer.commits.transactions import ProducerOfTransactions, TransactionRefusal
 from sequencer.security.acl import Operation
-from sequencer.topics.topics import Topic
+from sequencer.topics.topics import AUDIT_TOPIC, Topic
 from storage.identifiers import Partition, ProducerId
 
 

@@ -29,9 +29,8 @@ from agent.kafka.context import RequestContext
 from agent.kafka.routing.current_leaders import OUR_EPOCH
 from agent.kafka.routing.routing import NO_NODE, UsesRouting, route_of
 from agent.kafka.uses import UsesTopics
-from agent.topic_directory import AUDIT_TOPIC
 from sequencer.security.acl import Operation
-from sequencer.topics.topics import InvalidTopicName, Topic, validate_topic_name
+from sequencer.topics.topics import AUDIT_TOPIC, InvalidTopicName, Topic, validate_topic_name
 from storage.identifiers import Partition, TopicId
 
 

@@ -46,9 +46,8 @@ from agent.kafka.transport.vectored import Encoded
 from agent.kafka.uses import UsesAudit, UsesClusterId, UsesResponseMemory, UsesTopics
 from agent.security.audit.events import Resource
 from agent.slices import Slices
-from agent.topic_directory import AUDIT_TOPIC
 from sequencer.security.acl import CLUSTER_NAME, Operation
-from sequencer.topics.topics import Topic, TopicExists
+from sequencer.topics.topics import AUDIT_TOPIC, Topic, TopicExists
 from storage.identifiers import Partition, TopicId
 
 _METADATA_KEY: Final = 3

@@ -28,6 +28,8 @@ trail = logging.getLogger("tidelog.audit")
 
 _REPORT_S: Final = 1.0
 _REFUSALS: Final = frozenset({Event.LOGIN_FAILED, Event.DENIED, Event.CHANGE_REFUSED})
+_WHOLE_BUFFER: Final = frozenset({Event.CHANGE})
+"""Other events take half of it: whoever may cause them keeps no change out of the topic."""
 _ENTRY_BYTES: Final = 200
 """What an event in the buffer takes besides its bytes."""
 
@@ -56,9 +58,10 @@ class TopicBuffer:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def put(self, entry: Entry) -> bool:
+    def put(self, entry: Entry, event: Event) -> bool:
         """Returns False if there is no room."""
-        if self._size_bytes + entry.size_bytes > self._most_bytes:
+        most_bytes = self._most_bytes if event in _WHOLE_BUFFER else self._most_bytes // 2
+        if self._size_bytes + entry.size_bytes > most_bytes:
             return False
         self._entries.append(entry)
         self._size_bytes += entry.size_bytes
@@ -183,7 +186,7 @@ class Audit:
             self._lost_to_log.clear()
         if self.buffer is None or not self._lost_to_topic:
             return
-        if self.buffer.put(self._entry(self._lost(self._lost_to_topic))):
+        if self.buffer.put(self._entry(self._lost(self._lost_to_topic)), Event.LOST):
             self._lost_to_topic.clear()
 
     @staticmethod
@@ -217,7 +220,9 @@ class Audit:
         self._metrics.audit_events.labels(name).inc()
         if self._has_log:
             trail.log(logging.DEBUG if event.event is Event.ALLOWED else logging.INFO, entry.line.decode())
-        if self.buffer is not None and event.event is not Event.ALLOWED and not self.buffer.put(entry):
+        if self.buffer is None or event.event is Event.ALLOWED:
+            return
+        if not self.buffer.put(entry, event.event):
             self._metrics.audit_events_lost.labels(name, "buffer").inc()
             self._lost_to_topic[name] += 1
 

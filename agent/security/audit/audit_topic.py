@@ -5,7 +5,8 @@ Promises:
   again. An event's id, which is its record's key, tells a repeat.
 - The topic is created if it is not there, also if it is deleted while the agent runs. What was in it is then
   gone.
-- While the store or the database is away, events wait in their buffer (`TopicBuffer`).
+- While the store or the database is away, or another topic takes the name, events wait in their buffer
+  (`TopicBuffer`).
 """
 
 import asyncio
@@ -14,13 +15,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from agent.security.audit.audit import Entry, TopicBuffer
-from agent.topic_directory import AUDIT_TOPIC, TopicDirectory
+from agent.topic_directory import TopicDirectory
 from agent.topic_keys import TopicKeys, is_sealing
 from agent.write_path.backoff import Backoff
 from agent.write_path.write_path import WritePath
 from sequencer.commits.commits import Assigned
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
-from sequencer.topics.topics import Topic, TopicExists
+from sequencer.topics.topics import AUDIT_TOPIC, InvalidTopicName, Topic, TopicExists
 from storage.batches.record_batch import Compression, ValidBatch, read_header
 from storage.encryption.key_wrapping import KeyUnavailable
 from storage.identifiers import Partition
@@ -82,15 +83,17 @@ class AuditTopic:
                 self._buffer.written(0)
                 return None
             return await self._write(entries, topic)
-        except (SequencerUnavailable, CommitOutcomeUnknown, KeyUnavailable) as error:
+        except (SequencerUnavailable, CommitOutcomeUnknown, KeyUnavailable, InvalidTopicName) as error:
             return str(error)
 
     async def _topic(self) -> Topic:
-        """Returns the topic, made if it is missing. Raises SequencerUnavailable, CommitOutcomeUnknown."""
+        """Returns the topic, made if it is missing. Raises SequencerUnavailable, CommitOutcomeUnknown,
+        InvalidTopicName.
+        """
         found = (await self._topics.by_name([AUDIT_TOPIC])).get(AUDIT_TOPIC)
         while found is None:
             try:
-                found = await self._topics.create(AUDIT_TOPIC, _PARTITIONS, _CONFIG)
+                found = await self._topics.create(AUDIT_TOPIC, _PARTITIONS, _CONFIG, is_agents_own=True)
                 log.info("audit topic created", extra={"topic": AUDIT_TOPIC})
             except TopicExists:  # another agent was faster
                 found = (await self._topics.fresh([AUDIT_TOPIC])).get(AUDIT_TOPIC)

@@ -23,10 +23,13 @@ LONGEST_TEXT: Final = 300
 MOST_RESOURCES: Final = 20
 """The most resources of one event. A request with more has several events."""
 MOST_RESOURCES_OF_REQUEST: Final = 1_000
-MOST_DETAILS: Final = 20
-"""The most details of one resource."""
+MOST_DETAILS: Final = 64
+"""The most details of one resource: more than there are configs, so no change hides behind others."""
 LONGEST_LINE: Final = 200_000
 """A longer line is written without the details of its resources."""
+_LONGEST_DETAILS: Final = 100_000
+"""Resources with more bytes are in several events, unless it is one resource."""
+_LONGEST_LETTER: Final = 6
 _CUT: Final = "..."
 NO_ERROR: Final = "NONE"
 UNKNOWN: Final = "UNKNOWN"
@@ -110,15 +113,15 @@ class AuditEvent:
             "event": self.event.value,
             "id": event_id,
             "outcome": self.outcome,
-            "principal": _bounded(principal, LONGEST_NAME),
+            "principal": bounded(principal, LONGEST_NAME),
             "tenant": tenant_of(principal.partition(":")[2]),
-            "address": _bounded(asker.address),
-            "listener": _bounded(asker.listener),
-            "client_id": _bounded(asker.client_id),
+            "address": bounded(asker.address),
+            "listener": bounded(asker.listener),
+            "client_id": bounded(asker.client_id),
             "mechanism": self.mechanism,
-            "request": _bounded(self.request),
+            "request": bounded(self.request),
             "operation": self.operation,
-            "reason": _bounded(self.reason),
+            "reason": bounded(self.reason),
             "resources": [_of_resource(resource) for resource in self.resources[:MOST_RESOURCES]],
             "resources_left_out": self.resources_left_out,
             "lost": dict(self.lost),
@@ -132,10 +135,11 @@ class AuditEvent:
 def events_of_change(
     asker: Asker, request: str, resources: Sequence[Resource], reason: str = "", *, of_offsets: bool = False
 ) -> Iterator[AuditEvent]:
-    """Returns the events of one request's changes: one, or several if it names many resources."""
-    left_out = max(0, len(resources) - MOST_RESOURCES_OF_REQUEST)
-    for start in range(0, min(len(resources), MOST_RESOURCES_OF_REQUEST), MOST_RESOURCES):
-        part = resources[start : start + MOST_RESOURCES]
+    """Returns the events of one request's changes: one, or several if it names many resources. What was done
+    comes first, so what a client adds to be refused hides none of it.
+    """
+    done_first = sorted(resources, key=lambda one: one.outcome not in (NO_ERROR, UNKNOWN))
+    for part in _parts(done_first[:MOST_RESOURCES_OF_REQUEST]):
         outcome = _together([resource.outcome for resource in part])
         made = Event.OFFSETS if of_offsets else Event.CHANGE
         yield AuditEvent(
@@ -145,8 +149,29 @@ def events_of_change(
             outcome=outcome,
             reason=reason,
             resources=part,
-            resources_left_out=left_out,
+            resources_left_out=max(0, len(resources) - MOST_RESOURCES_OF_REQUEST),
         )
+
+
+def _parts(resources: Sequence[Resource]) -> Iterator[Sequence[Resource]]:
+    part: list[Resource] = []
+    size = 0
+    for resource in resources:
+        more = _size(resource)
+        if part and (len(part) == MOST_RESOURCES or size + more > _LONGEST_DETAILS):
+            yield part
+            part, size = [], 0
+        part.append(resource)
+        size += more
+    if part:
+        yield part
+
+
+def _size(resource: Resource) -> int:
+    """Returns how many bytes of a line it may take."""
+    details = list(resource.change.items())[:MOST_DETAILS]
+    letters = sum(min(len(text or ""), LONGEST_TEXT) for detail in details for text in detail)
+    return _LONGEST_LETTER * (min(len(resource.name), LONGEST_NAME) + letters)
 
 
 def _together(outcomes: Sequence[str]) -> str:
@@ -160,13 +185,13 @@ def _together(outcomes: Sequence[str]) -> str:
 def _of_resource(resource: Resource) -> dict[str, Any]:
     found: dict[str, Any] = {
         "type": resource.type,
-        "name": _bounded(resource.name, LONGEST_NAME),
+        "name": bounded(resource.name, LONGEST_NAME),
         "outcome": resource.outcome,
     }
     if resource.change:
         names = list(resource.change)
         found["change"] = {
-            _bounded(name): None if (value := resource.change[name]) is None else _bounded(value)
+            bounded(name): None if (value := resource.change[name]) is None else bounded(value)
             for name in names[:MOST_DETAILS]
         }
         if len(names) > MOST_DETAILS:
@@ -174,5 +199,5 @@ def _of_resource(resource: Resource) -> dict[str, Any]:
     return found
 
 
-def _bounded(text: str, most: int = LONGEST_TEXT) -> str:
+def bounded(text: str, most: int = LONGEST_TEXT) -> str:
     return text if len(text) <= most else text[:most] + _CUT

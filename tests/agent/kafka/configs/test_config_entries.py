@@ -33,6 +33,7 @@ TOPIC = (
     "tidelog.value.schema",
     "tidelog.key.schema",
     "tidelog.history.freshness.ms",
+    "tidelog.priority",
     "tidelog.key.format",
     "tidelog.history.retention.ms",
     "tidelog.encryption",

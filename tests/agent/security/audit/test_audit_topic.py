@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import confluent_kafka
+import psycopg
 import pytest
 from kio.schema.errors import ErrorCode
 
 from agent.security.acls.settings import AuthorizationSettings
 from agent.security.audit.settings import AuditSettings
-from agent.topic_directory import AUDIT_TOPIC
+from sequencer.topics.topics import AUDIT_TOPIC
 from storage.encryption.settings import EncryptionSettings
 from tests.agent.kafka.apis.administrative_requests import alter, create, delete
 from tests.agent.read_path.wire import request
@@ -23,6 +24,7 @@ from tests.agent.tenants.two_tenants import PASSWORD, connected, tenants_agent
 pytestmark = pytest.mark.asyncio
 
 TO_TOPIC = AuditSettings(audit_topic=True)
+COLLIDING = "__tidelog.audit"
 
 
 def _consume(bootstrap: str, login: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -265,3 +267,27 @@ async def test_the_topic_may_be_encrypted(database_url: str, tmp_path: Path) -> 
         await create(wire, "sealed")
 
         await until_created_is_in(agent, "plain", "sealed")
+
+
+async def test_a_topic_that_takes_the_name_stops_no_agent_and_no_client_makes_one(database_url: str) -> None:
+    """An older cluster may have a topic whose name Kafka's rules take for the same one."""
+    async with running(database_url) as agent:
+        wire = await a_wire(agent)
+        for name in (AUDIT_TOPIC, COLLIDING):
+            for version in (5, 7):
+                refused = await create(wire, name, version=version)
+                assert refused.error_code is ErrorCode.invalid_topic_exception
+            asked = await wire.ask(a_metadata(name))
+            assert asked.topics[0].error_code is not ErrorCode.none
+        await create(wire, "older")
+    with psycopg.connect(database_url) as connection:
+        connection.execute("UPDATE topics SET name = %s WHERE name = 'older'", (COLLIDING,))
+
+    async with running(database_url, audit=TO_TOPIC) as agent:
+        wire = await a_wire(agent)
+        await create(wire, "goes-on")
+        await asyncio.sleep(0.5)
+        assert (await create(wire, "still-goes-on")).error_code is ErrorCode.none
+        assert (await delete(wire, 6, name=COLLIDING)).error_code is ErrorCode.none
+
+        await until_created_is_in(agent, "goes-on", "still-goes-on")

@@ -70,6 +70,33 @@ def test_a_request_with_many_resources_has_several_events_and_says_what_it_leave
     assert {event.resources_left_out for event in events} == {500}
 
 
+def test_no_number_or_size_of_refused_resources_hides_a_change() -> None:
+    refused = [
+        a_topic("\u2028" * 2_000, "INVALID_CONFIG", **{f"{n}{chr(0)}" * 300: "(hidden)" for n in range(99)})
+    ] * 1_500
+    done = a_topic("orders", **{f"config-{n}": "1" for n in range(40)}, **{"retention.ms": "1"})
+
+    events = list(events_of_change(Asker(), "AlterConfigs", [*refused, done]))
+
+    assert [event.event for event in events[:2]] == [Event.CHANGE, Event.CHANGE_REFUSED]
+    for event in events:
+        assert len(event.as_line(0.0, "a-1", 1)) <= LONGEST_LINE
+    [found] = json.loads(events[0].as_line(0.0, "a-1", 1))["resources"]
+    assert found["change"]["retention.ms"] == "1"
+
+
+def test_refusals_and_logins_that_fill_the_buffer_leave_room_for_changes() -> None:
+    settings = AuditSettings(audit_topic=True, audit_buffer_bytes=65_536, audit_refusals_per_s=1_000)
+    audit = Audit(settings, Metrics(), lambda: 0.0)
+
+    for number in range(500):
+        audit.logged_in(Asker(principal=f"User:{number}"), "PLAIN")
+        audit.changed(Asker(), "CreateTopics", [a_topic("x" * 1_000, "INVALID_CONFIG")])
+    audit.changed(Asker(), "DeleteTopics", [a_topic()])
+
+    assert lines_of(audit)[-1]["event"] == "change"
+
+
 def test_the_outcome_of_an_event_is_that_of_its_resources() -> None:
     refused, done = a_topic(outcome="INVALID_CONFIG"), a_topic()
 
@@ -93,13 +120,13 @@ def test_values_of_unknown_and_secret_configs_are_hidden() -> None:
 def test_a_full_buffer_takes_no_more_and_keeps_the_order() -> None:
     buffer = TopicBuffer(1_000)
 
-    taken = [buffer.put(Entry(0, str(number), b"x" * 100)) for number in range(10)]
+    taken = [buffer.put(Entry(0, str(number), b"x" * 100), Event.CHANGE) for number in range(10)]
 
     assert taken == [True] * 3 + [False] * 7
     assert [entry.event_id for entry in buffer.first(150)] == ["0"]
     assert [entry.event_id for entry in buffer.first(1_000)] == ["0", "1", "2"]
     buffer.written(2)
-    assert buffer.put(Entry(0, "later", b"x" * 100))
+    assert buffer.put(Entry(0, "later", b"x" * 100), Event.CHANGE)
     assert [entry.event_id for entry in buffer.first(1_000)] == ["2", "later"]
 
 
