@@ -18,7 +18,7 @@ from agent.security.sasl.session import SaslSession
 from agent.settings import AgentSettings
 from agent.tenants.server_names import ServerName
 from agent.tenants.tenant import Tenant
-from agent.write_path.appended_batches import Appended
+from agent.write_path.appended_batches import OwnLane
 from agent.write_path.producer_window import ProducerWindow
 from sequencer.tenants.tenant_names import tenant_of
 
@@ -75,11 +75,13 @@ class ConnectionState:
     groups: list[str] = field(default_factory=list)
     """The first few groups that its requests named."""
     is_bulk: bool = False
-    """True if its last Produce was bulk. Its requests then take their memory from bulk's part."""
+    """True if its last Produce was bulk or waits for bulk. Its requests then take their memory from bulk's
+    part.
+    """
     bulk_until_s: float = -math.inf
     """The loop time until which its Produce requests count as bulk, whatever their marks are."""
-    last_appended: Appended | None = None
-    """The batches that it last handed to the write path."""
+    lane: OwnLane = field(default_factory=OwnLane)
+    """Its batches in the write path."""
     muted_until_s: float = 0.0
     """The loop time until which the connection is not read: the client is over a quota."""
     muted_for: tuple[QuotaKind, str, str] | None = None

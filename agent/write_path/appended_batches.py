@@ -84,10 +84,6 @@ class Appended:
         """Returns when every batch has an outcome for its request."""
         await _until(self.when_answered)
 
-    async def done(self) -> None:
-        """Returns when no batch is on its way."""
-        await _until(self.when_done)
-
     def sealed_until(self, end: int) -> None:
         if end == self._count:
             self.batches = _NO_BATCHES
@@ -139,6 +135,47 @@ class Appended:
         callbacks.clear()
         for callback in called:
             callback()
+
+
+class OwnLane:
+    """The batches of one connection on their way through the write path: all are in one lane.
+
+    Whoever must wait before it adds some does so until all are done, not only the last: a batch whose upload
+    fails is done before earlier ones.
+    """
+
+    __slots__ = ("_emptied", "_is_bulk", "_under_way")
+
+    def __init__(self) -> None:
+        self._is_bulk = False
+        self._under_way = 0
+        self._emptied: asyncio.Future[None] | None = None
+
+    @property
+    def has_bulk(self) -> bool:
+        return self._is_bulk and self._under_way > 0
+
+    def must_wait(self, *, is_bulk: bool) -> bool:
+        """True if earlier batches are in the other lane."""
+        return self._under_way > 0 and self._is_bulk is not is_bulk
+
+    async def emptied(self) -> None:
+        """Returns once nothing is on its way. One request at a time may wait: the next in order."""
+        if self._under_way:
+            self._emptied = asyncio.get_running_loop().create_future()
+            await self._emptied
+
+    def took(self, appended: Appended) -> None:
+        if appended.is_done:  # none of its batches was valid
+            return
+        self._is_bulk = appended.is_bulk
+        self._under_way += 1
+        appended.when_done(self._one_is_done)
+
+    def _one_is_done(self) -> None:
+        self._under_way -= 1
+        if not self._under_way and self._emptied is not None and not self._emptied.done():
+            self._emptied.set_result(None)
 
 
 async def _until(when: Callable[[Callable[[], object]], None]) -> None:

@@ -277,7 +277,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         memory.
         """
         settings = self._shared.settings
-        if self._reserved is not None and self._memory_of(self._reserved.size_bytes).waiters:
+        if self._reserved is not None and self._reserved.is_wanted:
             return min(settings.receive_timeout_s, settings.receive_timeout_when_full_s)
         return settings.receive_timeout_s
 

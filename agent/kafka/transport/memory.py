@@ -131,6 +131,12 @@ class Reservation:
         self._grown_bytes += size_bytes
         return True
 
+    @property
+    def is_wanted(self) -> bool:
+        """True if others wait for these bytes."""
+        whole = self._budget._whole
+        return bool(self._budget._waiting) or (whole is not None and bool(whole._waiting))
+
     def count_in(self, budget: MemoryBudget) -> None:
         """Moves it between a budget and a part of it, also beyond the part's limit: the bytes are held."""
         before, size_bytes = self._budget, self.size_bytes + self._grown_bytes

@@ -26,7 +26,7 @@ class Turn:
         return self._earlier is None or self._earlier.is_over
 
     async def my_turn(self) -> None:
-        """Waits for all earlier requests. Do not await anything between this and `done`."""
+        """Waits for all earlier requests. What the caller awaits before `done` holds up all later ones."""
         if self._earlier is not None and not self._earlier.is_over:
             await asyncio.shield(self._earlier.passed())
 

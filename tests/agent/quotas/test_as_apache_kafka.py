@@ -53,7 +53,11 @@ def _alteration(chosen: random.Random) -> Any:
     entries: list[dict[str, Any]] = []
     for _ in range(chosen.choice((1, 1, 1, 2, 3))):
         ops = [
-            {"key": key, "value": chosen.choice(_VALUES_OF.get(key, _VALUES)), "remove": chosen.random() < 0.3}
+            {
+                "key": key,
+                "value": chosen.choice(_VALUES_OF.get(key, _VALUES)),
+                "remove": chosen.random() < 0.3,
+            }
             for key in chosen.choices(_KEYS, k=chosen.choice((0, 1, 1, 1, 2, 3)))
         ]
         entity = _entity(chosen)

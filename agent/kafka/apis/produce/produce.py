@@ -87,6 +87,10 @@ _TOO_LATE: Final = ProduceResult(
     code=ErrorCode.not_enough_replicas,
     message="nothing was written: earlier writes wait for longer than an interactive one may",
 )
+_WAITED_FOR_LANE: Final = ProduceResult(
+    code=ErrorCode.request_timed_out,
+    message="nothing was written: its timeout was over before earlier writes of its connection ended",
+)
 _TIMED_OUT: Final = WriteFailed(
     failure=WriteFailure.TIMED_OUT, message="the request's timeout was over before its commit"
 )
@@ -135,7 +139,7 @@ def begin(request: ProduceRequest, context: RequestContext[_Uses], respond: Resp
     if not _is_allowed(request, topic, context):
         return False
     traffic = _class_of((topic,), context)
-    if _changes_lane(traffic, context) or (traffic is TrafficClass.INTERACTIVE and _is_too_late(context)):
+    if _must_wait(traffic, context) or _is_refused(traffic, request, context):
         return False
     accepted = accept_lone(topic, named.partitions[0], request.frame[start:end], context)
     if accepted is None or not _is_known_to_fit(accepted, request, context):
@@ -250,21 +254,34 @@ def _class_of(topics: Sequence[Topic | None], context: RequestContext[_Uses]) ->
         connection.bulk_until_s = context.received_at_s + BULK_FOR_S
     elif context.received_at_s < connection.bulk_until_s:
         traffic = TrafficClass.BULK
-    is_bulk = traffic is TrafficClass.BULK
+    # What waits for bulk holds no memory that others need.
+    is_bulk = traffic is TrafficClass.BULK or connection.lane.has_bulk
     if is_bulk or connection.is_bulk:
         connection.is_bulk = is_bulk
         context.memory.count_in(parts.bulk_memory if is_bulk else parts.request_memory)
     return traffic
 
 
-def _changes_lane(traffic: TrafficClass, context: RequestContext[_Uses]) -> bool:
-    """True if earlier batches of the connection are still on their way in another lane."""
-    last = context.connection.last_appended
-    return last is not None and last.is_bulk is not (traffic is TrafficClass.BULK) and not last.is_done
+def _must_wait(traffic: TrafficClass, context: RequestContext[_Uses]) -> bool:
+    """True if earlier batches of the connection are still on their way in the other lane."""
+    return context.connection.lane.must_wait(is_bulk=traffic is TrafficClass.BULK)
 
 
-def _is_too_late(context: RequestContext[_Uses]) -> bool:
-    return context.parts.write_path.wait_s() > context.settings.interactive_wait_s
+def _is_refused(traffic: TrafficClass, request: ProduceRequest, context: RequestContext[_Uses]) -> bool:
+    """True if it is to fail fast. A client that wants no answer would not send its records again."""
+    return (
+        traffic is TrafficClass.INTERACTIVE
+        and request.acks != _NO_ACKS
+        and context.parts.write_path.wait_s() > context.settings.interactive_wait_s
+    )
+
+
+def _deadline_s(traffic: TrafficClass, request: ProduceRequest, context: RequestContext[_Uses]) -> float:
+    """Returns until when a client that wants an answer waits for it."""
+    longest_s = context.settings.max_produce_timeout_s
+    if traffic is TrafficClass.INTERACTIVE:
+        longest_s = min(longest_s, context.settings.interactive_wait_s)
+    return context.deadline_s(request.timeout_s, longest_s)
 
 
 async def _accept(
@@ -278,7 +295,7 @@ async def _accept(
     except SequencerUnavailable as error:
         return ProduceResult(code=ErrorCode.not_enough_replicas, message=str(error)), TrafficClass.NORMAL
     traffic = _class_of(topics, context)
-    if traffic is TrafficClass.INTERACTIVE and _is_too_late(context):
+    if _is_refused(traffic, request, context):
         context.parts.metrics.interactive_refused.inc()
         return _TOO_LATE, traffic
     return await _check(topics, traffic, request, context), traffic
@@ -308,9 +325,9 @@ async def _check(
     # A client that wants no answer may hang up as soon as it has sent.
     has_acks = request.acks != _NO_ACKS
     longest_s = context.settings.max_produce_timeout_s
-    deadline_s = context.deadline_s(request.timeout_s if has_acks else longest_s, longest_s)
-    if traffic is TrafficClass.INTERACTIVE and has_acks:
-        deadline_s = min(deadline_s, context.received_at_s + context.settings.interactive_wait_s)
+    deadline_s = (
+        _deadline_s(traffic, request, context) if has_acks else context.deadline_s(longest_s, longest_s)
+    )
     try:
         accepted = await accept(asked, _unknown_topic(context), context, deadline_s, needs_client=has_acks)
     except TimeoutError:
@@ -352,9 +369,8 @@ async def _write(
 ) -> ProduceResults:
     assert context.turn is not None, "produce requests take turns"
     await context.turn.my_turn()
-    while _changes_lane(traffic, context):
-        assert context.connection.last_appended is not None, "it waits for batches"
-        await context.connection.last_appended.done()
+    if _must_wait(traffic, context) and not await _wait_for_lane(traffic, request, context):
+        accepted = _WAITED_FOR_LANE
     if isinstance(accepted, ProduceResult):
         context.turn.done()
         return _all(request, accepted)
@@ -364,6 +380,23 @@ async def _write(
         return ProduceResults(written={}, others=under_way.refusals)
     await under_way.appended.answered()
     return _results(under_way, context)
+
+
+async def _wait_for_lane(
+    traffic: TrafficClass, request: ProduceRequest, context: RequestContext[_Uses]
+) -> bool:
+    """Waits for the connection's earlier batches, so that its batches stay in order. Returns whether there is
+    time left.
+    """
+    deadline_s = None if request.acks == _NO_ACKS else _deadline_s(traffic, request, context)
+    try:
+        async with asyncio.timeout_at(deadline_s):
+            await context.connection.lane.emptied()
+    except TimeoutError:
+        return False
+    parts, is_bulk = context.parts, traffic is TrafficClass.BULK
+    context.memory.count_in(parts.bulk_memory if is_bulk else parts.request_memory)
+    return True
 
 
 def _is_known_to_fit(accepted: Accepted, request: ProduceRequest, context: RequestContext[_Uses]) -> bool:
@@ -432,15 +465,12 @@ def _hand_over(
     write_path = context.parts.write_path
     window = None if request.acks == _NO_ACKS else context.connection.window
     appended = write_path.append(accepted.batches, window, is_bulk=traffic is TrafficClass.BULK)
-    context.connection.last_appended = appended
+    context.connection.lane.took(appended)
     context.turn.done()
     context.memory.retain()
     appended.when_done(context.memory.release)
     if request.acks != _NO_ACKS:
-        longest_s = context.settings.max_produce_timeout_s
-        if traffic is TrafficClass.INTERACTIVE:
-            longest_s = min(longest_s, context.settings.interactive_wait_s)
-        deadline_s = context.deadline_s(request.timeout_s, longest_s)
+        deadline_s = _deadline_s(traffic, request, context)
         timer = asyncio.get_running_loop().call_at(deadline_s, write_path.give_up, appended, _TIMED_OUT)
         appended.when_answered(timer.cancel)
     return _UnderWay(

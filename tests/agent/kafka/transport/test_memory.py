@@ -165,3 +165,25 @@ def test_a_whole_is_as_full_as_its_room_without_the_parts_says() -> None:
     assert (budget.share, part.share) == (0.0, 1.0)
     assert budget.try_reserve(25)
     assert budget.share == 0.5
+
+
+async def test_a_reservation_is_wanted_while_others_wait_for_its_bytes() -> None:
+    whole = MemoryBudget(100)
+    part = MemoryBudget(50, whole=whole)
+    of_part, of_whole = await part.reserve(50), await whole.reserve(50)
+    assert not of_part.is_wanted
+
+    in_part = asyncio.create_task(part.reserve(10))
+    await asyncio.sleep(0)
+    assert of_part.is_wanted
+    assert not of_whole.is_wanted
+    in_part.cancel()
+    await asyncio.gather(in_part, return_exceptions=True)
+    assert not of_part.is_wanted
+
+    in_whole = asyncio.create_task(whole.reserve(10))
+    await asyncio.sleep(0)
+    assert of_part.is_wanted
+    assert of_whole.is_wanted
+    of_part.release()
+    (await in_whole).release()
