@@ -338,3 +338,20 @@ async def test_successful_produces_and_fetches_make_no_event(
 
     assert events_of(caplog) == []
     assert agent.metric("tidelog_audit_events_total", event="access allowed") == before
+
+
+async def test_a_partition_that_is_named_again_to_be_refused_hides_no_change(
+    root: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
+    await create(root, "emptied")
+    await root.ask(a_produce("emptied", {0: a_batch(b"v")}))
+    caplog.clear()
+    caplog.set_level(logging.INFO)
+    asked = [
+        {"name": "emptied", "partitions": [{"partition_index": 0, "offset": offset}]} for offset in (1, 99)
+    ]
+
+    await root.ask(request(21, 2, topics=asked, timeout=TIMEOUT))
+
+    [event] = events_of(caplog)
+    assert (event["event"], outcomes(event)) == ("change", {"emptied-0": "NONE"})
