@@ -27,6 +27,7 @@ from agent.kafka.apis.produce.produce_batches import (
     UsesChecks,
     accept,
     accept_lone,
+    without,
 )
 from agent.kafka.apis.produce.produce_bytes import (
     FIRST_VERSION_WITH_TOPIC_IDS,
@@ -339,9 +340,10 @@ async def _check(
         return accepted
     misfit = await _misfit(accepted, request, context)
     to_seal = {topic.topic_id for topic in topics if topic is not None and is_sealing(topic)}
-    if to_seal and misfit is None:
-        return await sealed(accepted, to_seal, context)
-    return misfit or accepted
+    if misfit is not None:
+        # Partitions that were refused before keep their own refusals.
+        return without(accepted, dict.fromkeys(range(len(accepted.batches.topic_ids)), misfit))
+    return await sealed(accepted, to_seal, context) if to_seal else accepted
 
 
 def _unknown_topic(context: RequestContext[_Uses]) -> ErrorCode:

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
 
@@ -92,6 +92,26 @@ class Accepted:
     times_ms: Sequence[int]
     """The time that the log gave to each batch, if its topic uses LogAppendTime."""
     refusals: Mapping[int, ProduceResult]
+
+
+def without(accepted: Accepted, refused: Mapping[int, ProduceResult]) -> Accepted:
+    """Returns the batches without those of refused topics. Topics without batches stay in `topic_ids`."""
+    columns = accepted.batches.columns
+    topics = columns[TOPIC].tolist()
+    kept = [index for index, topic in enumerate(topics) if topic not in refused]
+    refusals = {
+        accepted.numbers[index]: refused[topic] for index, topic in enumerate(topics) if topic in refused
+    }
+    return Accepted(
+        batches=replace(
+            accepted.batches,
+            columns=np.take(columns, kept, axis=1),
+            data=[accepted.batches.data[index] for index in kept],
+        ),
+        numbers=[accepted.numbers[index] for index in kept],
+        times_ms=[accepted.times_ms[index] for index in kept],
+        refusals={**accepted.refusals, **refusals},
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,11 +9,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-import numpy as np
 from kio.schema.errors import ErrorCode
 
 from agent.error_codes import ProduceResult
-from agent.kafka.apis.produce.produce_batches import NO_ROOM, Accepted
+from agent.kafka.apis.produce.produce_batches import NO_ROOM, Accepted, without
 from agent.kafka.context import RequestContext
 from agent.kafka.uses import UsesChecking, UsesTopicKeys
 from storage.batches.record_batch import read_header
@@ -43,7 +42,7 @@ async def sealed(
         else:
             refused[number] = key
     if refused:
-        accepted = _without(accepted, refused)
+        accepted = without(accepted, refused)
         batches = accepted.batches
     if not context.memory.try_grow(len(batches) * SEAL_BYTES):
         return NO_ROOM
@@ -73,23 +72,3 @@ def _seal(batches: PendingBatches, keys: Mapping[int, TopicKey]) -> PendingBatch
             columns[LENGTH, index] = len(batch)
             columns[CRC, index] = read_header(batch).crc
     return replace(batches, columns=columns, data=data)
-
-
-def _without(accepted: Accepted, refused: Mapping[int, ProduceResult]) -> Accepted:
-    """Returns the batches without those of refused topics. Topics without batches stay in `topic_ids`."""
-    columns = accepted.batches.columns
-    topics = columns[TOPIC].tolist()
-    kept = [index for index, topic in enumerate(topics) if topic not in refused]
-    refusals = {
-        accepted.numbers[index]: refused[topic] for index, topic in enumerate(topics) if topic in refused
-    }
-    return Accepted(
-        batches=replace(
-            accepted.batches,
-            columns=np.take(columns, kept, axis=1),
-            data=[accepted.batches.data[index] for index in kept],
-        ),
-        numbers=[accepted.numbers[index] for index in kept],
-        times_ms=[accepted.times_ms[index] for index in kept],
-        refusals={**accepted.refusals, **refusals},
-    )
