@@ -106,26 +106,20 @@ async def catalog_token(client: httpx.AsyncClient, user: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def failing(
-    agent: Running, client: httpx.AsyncClient, *users: str, waiting: int | None = None
-) -> AsyncIterator[None]:
-    """While it is open, failed logins of these users wait for their answers."""
-    tasks = [asyncio.create_task(client.get("/v1/topics", auth=(user, "wrong"))) for user in users]
+async def failing(agent: Running, *users: str) -> AsyncIterator[None]:
+    """While it is open, failed logins of these users wait for their answers. Their host is the last login's."""
     logins = agent.app._reached.logins
     assert logins is not None
-
-    async def all_wait() -> bool:
-        return logins._of_host.total() >= (len(users) if waiting is None else waiting)
-
-    async def none_waits() -> bool:
-        return not logins._of_host
-
+    host = next(reversed(logins._seen))[0]
+    tasks = [asyncio.create_task(logins._wait(host, user.encode(), 3_600)) for user in users]
+    await asyncio.sleep(0)
     try:
-        await until_answered(all_wait)
         yield
     finally:
-        await asyncio.gather(*tasks)
-        await until_answered(none_waits)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert not logins._of_host
 
 
 async def test_a_providers_token_logs_in_and_a_wrong_one_does_not(client: httpx.AsyncClient) -> None:
@@ -226,7 +220,7 @@ async def test_guesses_of_one_user_keep_no_other_user_of_the_host_out(
     agent: Running, client: httpx.AsyncClient
 ) -> None:
     token = await catalog_token(client, "ann")
-    async with failing(agent, client, *["ann"] * http_logins._MOST_OF_USER):
+    async with failing(agent, *["ann"] * http_logins._MOST_OF_USER):
         guessed = await client.get("/v1/topics", auth=("ann", "secret"))
         form = {"grant_type": "client_credentials", "client_id": "ann", "client_secret": "secret"}
         exchanged = await client.post("/iceberg/v1/oauth/tokens", data=form)
@@ -245,7 +239,7 @@ async def test_invented_users_keep_no_user_out_who_has_logged_in_from_the_host(
 ) -> None:
     assert await status(client, "/v1/topics", auth=("cid", "secret")) == 200
     invented = [f"invented-{number}" for number in range(http_logins._MOST_OF_HOST)]
-    async with failing(agent, client, *invented):
+    async with failing(agent, *invented):
         assert await status(client, "/v1/topics", auth=("cid", "secret")) == 200
         assert await status(client, "/v1/topics", **bearer(now_token())) == 200
         assert await status(client, "/v1/topics", auth=("dee", "secret")) == 429
