@@ -107,7 +107,7 @@ async def catalog_token(client: httpx.AsyncClient, user: str) -> str:
 
 @contextlib.asynccontextmanager
 async def failing(agent: Running, *users: str) -> AsyncIterator[None]:
-    """While it is open, failed logins of these users wait for their answers. Their host is the last login's."""
+    """While it is open, failed logins of these users wait. Their host is that of the last login."""
     logins = agent.app._reached.logins
     assert logins is not None
     host = next(reversed(logins._seen))[0]
