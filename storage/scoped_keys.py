@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from storage.aws_session import AwsSession
 from storage.stores.object_store import StoreSettings, StoreUrl
-from storage.threads import Threads
 
 PATTERN_LETTERS: Final = "*?$"
 """A policy's resource takes these for patterns and variables. So no prefix may have them."""
@@ -55,33 +55,30 @@ class TokenService:
         self._endpoint = endpoint
         self._duration_s = duration_s
         self._timeout_s = timeout_s
-        self._session: Any = None
-        self._loading = asyncio.Lock()
+        self._session = AwsSession("sts")
 
     async def load(self) -> None:
         """Loads the library, once."""
-        async with self._loading:
-            if self._session is None:
-                self._session = await Threads("sts", 1).run(_loaded_session)
+        await self._session.get()
 
     async def keys_for(self, prefix: str, session_name: str) -> ScopedKeys:
         """`prefix`: of keys in the bucket, with a slash at its end. `session_name`: 2 to 64 letters that
         AWS' audit log shows. Raises NoScopedKeys.
         """
-        await self.load()
+        session = await self._session.get()
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._assumed(prefix, session_name)
+                return await self._assumed(session, prefix, session_name)
         except TimeoutError:
             raise NoScopedKeys(f"no answer within {self._timeout_s:g} s") from None
 
-    async def _assumed(self, prefix: str, session_name: str) -> ScopedKeys:
+    async def _assumed(self, session: Any, prefix: str, session_name: str) -> ScopedKeys:
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError, ClientError
 
         settings, secret = self._settings, self._settings.s3_secret_key
         try:
-            async with self._session.create_client(
+            async with session.create_client(
                 "sts",
                 region_name=settings.s3_region,
                 endpoint_url=self._endpoint,
@@ -145,16 +142,3 @@ def _partition(role_arn: str) -> str:
     """AWS' partitions (aws, aws-cn, aws-us-gov) have their own resource names."""
     given = role_arn.split(":")[1]
     return given if given.startswith("aws") else "aws"
-
-
-def _loaded_session() -> Any:
-    """Loads what the first client needs. It takes most of a second, so it runs in a thread."""
-    from aiobotocore.session import get_session
-
-    session = get_session()
-    loader = session.get_component("data_loader")
-    for kind in ("service-2", "endpoint-rule-set-1"):
-        loader.load_service_model("sts", kind)
-    for name in ("endpoints", "partitions", "sdk-default-configuration", "_retry"):
-        loader.load_data(name)
-    return session

@@ -20,6 +20,7 @@ from uuid import UUID
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from storage.aws_session import AwsSession
 from storage.encryption.sealed_batches import KEY_BYTES
 from storage.encryption.settings import EncryptionSettings
 from storage.identifiers import NO_KEY_ID, KeyId, TopicId
@@ -100,16 +101,13 @@ class FileKeys:
 
 
 class AwsKms:
-    """KMS' Encrypt and Decrypt, with the topic and the key's id as encryption context.
-
-    A thread imports the client and reads its model: a third of a second for the first call, and without the
-    kept session 50 ms for each.
+    """KMS' Encrypt and Decrypt, with the topic and the key's id as encryption context. Without the kept
+    session each call would take 50 ms of the event loop.
     """
 
     def __init__(self, settings: EncryptionSettings) -> None:
         self._settings = settings
-        self._threads = Threads("kms", 1)
-        self._session: Any = None
+        self._session = AwsSession("kms")
 
     async def name(self) -> str:
         """Encrypts something to see which key does: an alias names another key once it is moved."""
@@ -133,9 +131,7 @@ class AwsKms:
     async def _call(
         self, name: str, kms_key: str, topic_id: TopicId, key_id: KeyId, **given: bytes
     ) -> Mapping[str, Any]:
-        session = self._session
-        if session is None:
-            self._session = session = await self._threads.run(_kms_session)
+        session = await self._session.get()
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError, ClientError
 
@@ -159,17 +155,6 @@ class AwsKms:
         except (BotoCoreError, ClientError, OSError) as error:
             reason = str(error) or f"no answer within {timeout_s:g} s"
             raise KeyUnavailable(f"KMS does not {name} with {kms_key}: {reason}") from error
-
-
-def _kms_session() -> Any:
-    from aiobotocore.session import get_session
-
-    session = get_session()
-    loader = session.get_component("data_loader")
-    for name in ("service-2", "endpoint-rule-set-1"):
-        loader.load_service_model("kms", name, api_version=None)
-    loader.load_data_with_path("endpoints")
-    return session
 
 
 def _bound_to(topic_id: TopicId, key_id: KeyId) -> bytes:
