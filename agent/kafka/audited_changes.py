@@ -7,7 +7,8 @@ not know: a client may send a secret under any name.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain, repeat
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -81,19 +82,19 @@ def _note(codes: dict[Any, str], key: Any, code: str) -> None:
         codes[key] = code
 
 
-def _outcome(codes: Mapping[Any, str], key: Any, response: Any) -> str:
-    return codes.get(key, UNKNOWN) if response is not None else UNKNOWN
+def _in_order(response: Any, entries: str) -> Iterator[str]:
+    """Returns the outcomes of a response's entries, which are in the order of the request's."""
+    found = () if response is None else getattr(response, entries)
+    return chain((_code(one.error_code) for one in found), repeat(UNKNOWN))
 
 
 def _create_topics(request: Any, response: Any) -> list[Resource]:
-    if request.validate_only:
-        return []
     codes = _codes(response, "topics", lambda one: one.name)
     return [
         Resource(
             type="TOPIC",
             name=topic.name,
-            outcome=_outcome(codes, topic.name, response),
+            outcome=codes.get(topic.name, UNKNOWN),
             change={
                 "partitions": str(len(topic.assignments) or topic.num_partitions),
                 **{one.name: shown_config(one.name, one.value) for one in topic.configs},
@@ -138,7 +139,7 @@ def _of_partitions(
     for topic in request.topics:
         for one in topic.partitions:
             key = (_topic_name(topic), one.partition_index)
-            outcome = whole if whole != NO_ERROR else _outcome(codes, key, response)
+            outcome = whole if whole != NO_ERROR else codes.get(key, UNKNOWN)
             name = f"{group}{key[0]}-{key[1]}"
             found.append(Resource(type=kind, name=name, outcome=outcome, change=change_of(one)))
     return found
@@ -165,21 +166,9 @@ def _write_txn_markers(request: Any, response: Any) -> list[Resource]:
 
 
 def _create_acls(request: Any, response: Any) -> list[Resource]:
-    outcomes = [] if response is None else [_code(one.error_code) for one in response.results]
     return [
-        _of_acl(
-            one.resource_type,
-            one.resource_name,
-            outcomes[place] if place < len(outcomes) else UNKNOWN,
-            {
-                "pattern": _name(PatternType, one.resource_pattern_type),
-                "principal": one.principal,
-                "host": one.host,
-                "operation": _name(Operation, one.operation),
-                "permission": _name(Permission, one.permission_type),
-            },
-        )
-        for place, one in enumerate(request.creations)
+        _of_acl(one.resource_type, one.resource_name, outcome, _acl(one, one.resource_pattern_type))
+        for one, outcome in zip(request.creations, _in_order(response, "results"), strict=False)
     ]
 
 
@@ -190,6 +179,16 @@ def _of_acl(resource_type: int, name: str, outcome: str, change: Mapping[str, st
         outcome=outcome,
         change={"resource_type": _name(ResourceType, resource_type), **change},
     )
+
+
+def _acl(one: Any, pattern: int) -> dict[str, str | None]:
+    return {
+        "pattern": _name(PatternType, pattern),
+        "principal": one.principal,
+        "host": one.host,
+        "operation": _name(Operation, one.operation),
+        "permission": _name(Permission, one.permission_type),
+    }
 
 
 def _delete_acls(request: Any, response: Any) -> list[Resource]:
@@ -215,14 +214,7 @@ def _delete_acls(request: Any, response: Any) -> list[Resource]:
                 acl.resource_type,
                 acl.resource_name,
                 _code(acl.error_code),
-                {
-                    "pattern": _name(PatternType, acl.pattern_type),
-                    "principal": acl.principal,
-                    "host": acl.host,
-                    "operation": _name(Operation, acl.operation),
-                    "permission": _name(Permission, acl.permission_type),
-                    "removed": "1",
-                },
+                {**_acl(acl, acl.pattern_type), "removed": "1"},
             )
             for acl in result.matching_acls
         )
@@ -230,14 +222,12 @@ def _delete_acls(request: Any, response: Any) -> list[Resource]:
 
 
 def _alter_configs(request: Any, response: Any) -> list[Resource]:
-    if request.validate_only:
-        return []
     codes = _codes(response, "responses", lambda one: (one.resource_type, one.resource_name))
     return [
         Resource(
             type=_RESOURCES.get(one.resource_type, str(one.resource_type)),
             name=one.resource_name,
-            outcome=_outcome(codes, (one.resource_type, one.resource_name), response),
+            outcome=codes.get((one.resource_type, one.resource_name), UNKNOWN),
             change=dict(map(_config_change, one.configs)),
         )
         for one in request.resources
@@ -253,14 +243,12 @@ def _config_change(config: Any) -> tuple[str, str | None]:
 
 
 def _create_partitions(request: Any, response: Any) -> list[Resource]:
-    if request.validate_only:
-        return []
     codes = _codes(response, "results", lambda one: one.name)
     return [
         Resource(
             type="TOPIC",
             name=one.name,
-            outcome=_outcome(codes, one.name, response),
+            outcome=codes.get(one.name, UNKNOWN),
             change={"partitions": str(one.count)},
         )
         for one in request.topics
@@ -270,8 +258,7 @@ def _create_partitions(request: Any, response: Any) -> list[Resource]:
 def _delete_groups(request: Any, response: Any) -> list[Resource]:
     codes = _codes(response, "results", lambda one: one.group_id)
     return [
-        Resource(type="GROUP", name=name, outcome=_outcome(codes, name, response))
-        for name in request.groups_names
+        Resource(type="GROUP", name=name, outcome=codes.get(name, UNKNOWN)) for name in request.groups_names
     ]
 
 
@@ -295,17 +282,14 @@ def _offset_commit(request: Any, response: Any) -> list[Resource]:
 
 
 def _alter_quotas(request: Any, response: Any) -> list[Resource]:
-    if request.validate_only:
-        return []
-    outcomes = [] if response is None else [_code(one.error_code) for one in response.entries]
     return [
         Resource(
             type="QUOTA",
             name=",".join(map(_quota_part, one.entity)),
-            outcome=outcomes[place] if place < len(outcomes) else UNKNOWN,
+            outcome=outcome,
             change={op.key: None if op.remove else str(op.value) for op in one.ops},
         )
-        for place, one in enumerate(request.entries)
+        for one, outcome in zip(request.entries, _in_order(response, "entries"), strict=False)
     ]
 
 
@@ -322,7 +306,7 @@ def _alter_users(request: Any, response: Any) -> list[Resource]:
         *((one, {_mechanism(one): f"iterations={one.iterations}"}) for one in request.upsertions),
     )
     return [
-        Resource(type="USER", name=one.name, outcome=_outcome(codes, one.name, response), change=change)
+        Resource(type="USER", name=one.name, outcome=codes.get(one.name, UNKNOWN), change=change)
         for one, change in changes
     ]
 
@@ -350,3 +334,8 @@ CHANGES: Final[Mapping[int, ChangesOf]] = MappingProxyType(
     }
 )
 """By API key."""
+
+
+def changes_of(api_key: int, request: Any, response: Any) -> list[Resource]:
+    """Returns what the request changed. Nothing, if it was only to be checked."""
+    return [] if getattr(request, "validate_only", False) else CHANGES[api_key](request, response)

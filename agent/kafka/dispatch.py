@@ -28,7 +28,7 @@ from kio.serial.writers import Writer, write_unsigned_varint
 from kio.static.primitive import i32Timedelta, uvarint
 
 from agent.kafka.api import API_VERSIONS_KEY, Api, Handler, Order
-from agent.kafka.audited_changes import CHANGES, OFFSET_COMMIT
+from agent.kafka.audited_changes import CHANGES, OFFSET_COMMIT, changes_of
 from agent.kafka.context import RequestContext, asker_of
 from agent.kafka.older_requests import complete
 from agent.kafka.transport.request_shape import check_shape
@@ -223,7 +223,7 @@ async def _audited(
     finally:
         audit = context.parts.audit
         with audit.guarded():
-            resources = CHANGES[api.key](payload, response)
+            resources = changes_of(api.key, payload, response)
             asker = asker_of(context.connection, context.client_id)
             audit.changed(asker, api.name, resources, of_offsets=api.key == OFFSET_COMMIT)
 
