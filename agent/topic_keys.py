@@ -31,10 +31,10 @@ from storage.encryption.sealed_batches import (
     SealBroken,
     TopicKey,
     check_seals,
-    count_sealed,
     is_sealed,
     key_ids,
     opened,
+    sealed_counts,
 )
 from storage.encryption.settings import EncryptionSettings
 from storage.identifiers import NO_KEY_ID, KeyId, TopicId, new_key_id
@@ -126,7 +126,7 @@ class TopicKeys:
 
     async def opened(self, topic_id: TopicId, partition: int, batches: Buffer) -> Buffer:
         """Returns whole batches, those opened that are sealed. Raises KeyUnavailable or SealBroken."""
-        needed = key_ids(batches)
+        needed = sealed_counts(batches)
         if not needed:
             return batches
         try:
@@ -135,7 +135,7 @@ class TopicKeys:
             check_seals(batches)  # no key has an id that was damaged
             raise
         keys = dict(zip(needed, found, strict=True))
-        if len(batches) < _OPENED_AT_ONCE_BYTES and count_sealed(batches) <= _OPENED_AT_ONCE:
+        if len(batches) < _OPENED_AT_ONCE_BYTES and sum(needed.values()) <= _OPENED_AT_ONCE:
             return opened(batches, partition, keys)
         return await self._threads.run(opened, batches, partition, keys)
 

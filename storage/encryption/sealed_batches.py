@@ -141,19 +141,25 @@ def _nonce(number: int) -> bytes:
     return number.to_bytes(12, "big")
 
 
-def key_ids(batches: Buffer) -> set[KeyId]:
-    """Returns the ids of the keys that sealed some of these whole batches. Raises SealBroken."""
+def sealed_counts(batches: Buffer) -> Mapping[KeyId, int]:
+    """Returns how many of these whole batches each key sealed, by its id. Raises SealBroken."""
     found = _sealed(batches)
     if not len(found):
-        return set()
+        return {}
     if int(found["size_bytes"].min()) < HEADER_BYTES + SEAL_BYTES:
         raise SealBroken("a sealed batch is cut short")
     places = found["position"][:, None] + np.arange(_KEY_ID, _KEY_ID + 8)
-    ids = np.unique(np.ascontiguousarray(as_byte_array(batches)[places]).view(">u8")).tolist()
-    for key_id in ids:
+    written = np.ascontiguousarray(as_byte_array(batches)[places]).view(">u8")
+    ids, counts = np.unique(written, return_counts=True)
+    for key_id in ids.tolist():
         if not 0 < key_id < 1 << 63:
             raise SealBroken(f"no key has the id {key_id:016x} of a sealed batch")
-    return {KeyId(key_id) for key_id in ids}
+    return dict(zip(map(KeyId, ids.tolist()), counts.tolist(), strict=True))
+
+
+def key_ids(batches: Buffer) -> set[KeyId]:
+    """Returns the ids of the keys that sealed some of these whole batches. Raises SealBroken."""
+    return set(sealed_counts(batches))
 
 
 def _sealed(batches: Buffer) -> NDArray[Any]:
@@ -164,11 +170,6 @@ def _sealed(batches: Buffer) -> NDArray[Any]:
         raise SealBroken(f"a batch is cut short or has a wrong length: {error}") from None
     sealed: NDArray[Any] = found[as_byte_array(batches)[found["position"] + _ATTRIBUTES] & _SEALED == _SEALED]
     return sealed
-
-
-def count_sealed(batches: Buffer) -> int:
-    """Returns how many of these whole batches are sealed. Raises SealBroken."""
-    return len(_sealed(batches))
 
 
 def check_seals(batches: Buffer) -> None:
