@@ -52,6 +52,12 @@ def behind(prefix: str) -> str:
     return prefix[:-1] + chr(ord(SEPARATOR) + 1)
 
 
+def range_of(tenant: str) -> dict[str, str]:
+    """Returns the parameters of statements that look at the tenant's names, which lie together by bytes."""
+    prefix = prefix_of(tenant)
+    return {"prefix": prefix, "behind": behind(prefix)}
+
+
 def tenant_of(name: str) -> str | None:
     """Returns the tenant that the name belongs to. None: to none."""
     if SEPARATOR not in name:

@@ -18,7 +18,7 @@ from sequencer.database.array_parameters import Int8Array, TextArray
 from sequencer.database.database import Database, Row
 from sequencer.database.named_sql import load_statements
 from sequencer.tenants.tenant_limits import TenantLimits
-from sequencer.tenants.tenant_names import behind, check_tenant_name, prefix_of
+from sequencer.tenants.tenant_names import check_tenant_name, prefix_of, range_of
 
 SQL = load_statements("tenants")
 
@@ -102,7 +102,7 @@ class Tenants:
             if await (await connection.execute(SQL["lock_tenant"], {"name": name})).fetchone() is None:
                 raise UnknownTenant(f"There is no tenant '{name}'.")
             # Who creates a topic of the tenant waits for its row, and then finds it deleted.
-            row = await (await connection.execute(SQL["holds_names"], _range(name))).fetchone()
+            row = await (await connection.execute(SQL["holds_names"], range_of(name))).fetchone()
             assert row is not None, "counts are one row"
             if left := _counted(row):
                 raise TenantNotEmpty(f"Tenant '{name}' still has {left}.")
@@ -165,13 +165,8 @@ class Tenants:
         await self._database.write(SQL["forget_usage"], days=days)
 
     async def _left(self, name: str) -> str:
-        [row] = await self._database.read(SQL["holds_names"], **_range(name))
+        [row] = await self._database.read(SQL["holds_names"], **range_of(name))
         return _counted(row)
-
-
-def _range(tenant: str) -> dict[str, str]:
-    prefix = prefix_of(tenant)
-    return {"prefix": prefix, "behind": behind(prefix)}
 
 
 def _counted(row: Row) -> str:

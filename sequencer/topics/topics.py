@@ -20,7 +20,7 @@ from sequencer.database.array_parameters import Int4Array, UuidArray
 from sequencer.database.database import Database, Row
 from sequencer.database.named_sql import load_statements
 from sequencer.tenants.tenant_limits import Planned, TenantLimits
-from sequencer.tenants.tenant_names import behind, local_name, prefix_of, tenant_of
+from sequencer.tenants.tenant_names import local_name, range_of, tenant_of
 from sequencer.topics.known_configs import ENCRYPTION
 from sequencer.topics.topic_config import KNOWN_CONFIGS, check_together, validate_config
 from storage.identifiers import Partition, ProducerId, TopicId
@@ -154,7 +154,7 @@ class Topics:
         rows = await self._database.read(TENANTS_SQL["limits_of_tenant"], name=tenant)
         if not rows:
             raise InvalidTopicName(f"There is no tenant '{tenant}'.")
-        [has] = await self._database.read(TENANTS_SQL["numbers_of_tenant"], **_range(tenant))
+        [has] = await self._database.read(TENANTS_SQL["numbers_of_tenant"], **range_of(tenant))
         return TenantLimits.of(rows[0].limits), has
 
     async def _check_new(self, name: str, partition_count: int, config: Mapping[str, str]) -> None:
@@ -303,14 +303,9 @@ async def _locked_limits(connection: AsyncConnection[Row], tenant: str) -> Tenan
 
 async def _numbers_of(connection: AsyncConnection[Row], tenant: str) -> Row:
     """Returns the numbers of the tenant's topics and of their partitions."""
-    row = await (await connection.execute(TENANTS_SQL["numbers_of_tenant"], _range(tenant))).fetchone()
+    row = await (await connection.execute(TENANTS_SQL["numbers_of_tenant"], range_of(tenant))).fetchone()
     assert row is not None, "a count is one row"
     return row
-
-
-def _range(tenant: str) -> dict[str, str]:
-    prefix = prefix_of(tenant)
-    return {"prefix": prefix, "behind": behind(prefix)}
 
 
 def _trimmed(config: Mapping[str, str]) -> dict[str, str]:
