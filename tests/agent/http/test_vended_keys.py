@@ -19,6 +19,7 @@ from minio.error import S3Error
 from pydantic import SecretStr
 
 from agent.http.vended_keys import VendedKeys
+from agent.security.audit.audit import trail
 from sequencer.client import Sequencer
 from sequencer.history.history_values import HistoryTable
 from storage.identifiers import ObjectKey
@@ -324,6 +325,10 @@ async def test_logs_of_every_level_hold_neither_keys_nor_policy(
 ) -> None:
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     monkeypatch.setattr(logging.getLogger(), "level", logging.WARNING)
+    # configure_logs changes those of the audit trail, too.
+    monkeypatch.setattr(trail, "handlers", list(trail.handlers))
+    monkeypatch.setattr(trail, "level", trail.level)
+    monkeypatch.setattr(trail, "propagate", trail.propagate)
     table = await table_named("orders", sequencer, bucket)
     capsys.readouterr()
     configure_logs("json", "debug")

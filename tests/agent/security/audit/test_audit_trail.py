@@ -161,6 +161,7 @@ async def test_users_acls_quotas_and_offsets_are_audited_without_secrets(
     root: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
     await create(root, "kept")
+    caplog.clear()
     caplog.set_level(logging.INFO)
     salted = b"salted-password-of-64-bytes!" + b"x" * 36
     await root.ask(
