@@ -77,7 +77,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * share))] if values else float("inf")
 
 
-# --- bulk, in a process of its own
+# --- bulk, in a separate process
 
 
 def _bulk(port: int, topic: str, stop: Any, acked: Any) -> None:

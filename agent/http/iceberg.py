@@ -11,7 +11,7 @@ form: clients map their `type` to exceptions.
 
 `loadTable` answers with the metadata file that the pointer in Postgres names, so a reader sees only whole
 snapshots. A client that asks for vended credentials gets keys that read this table, if the agent has an STS
-(`agent/http/vended_keys.py`). Nobody gets the agent's own.
+(`agent/http/vended_keys.py`). No client gets the agent's keys.
 """
 
 import json

@@ -142,7 +142,7 @@ class ClientQuotas:
         return min(_LONGEST_PAUSES_S.get(kind, _LONGEST_PAUSE_S), -use.tokens / _per_s(kind, use))
 
     def _used(self, kind: QuotaKind, user: str, client_id: str) -> list[_Use]:
-        """Returns what counts for a client: of its own quota, and of its whole tenant's."""
+        """Returns the use of the quotas that apply to a client: its own, and that of its whole tenant."""
         if kind not in self._kinds:
             return []
         return [self._use(quota) for quota in self._applies(kind, user, client_id)]

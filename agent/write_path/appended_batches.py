@@ -82,7 +82,14 @@ class Appended:
 
     async def answered(self) -> None:
         """Returns when every batch has an outcome for its request."""
-        await _until(self.when_answered)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def wake() -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        self.when_answered(wake)
+        await waiter
 
     def sealed_until(self, end: int) -> None:
         if end == self._count:
@@ -176,15 +183,3 @@ class OwnLane:
         self._under_way -= 1
         if not self._under_way and self._emptied is not None and not self._emptied.done():
             self._emptied.set_result(None)
-
-
-async def _until(when: Callable[[Callable[[], object]], None]) -> None:
-    """Waits for the call that `when` promises."""
-    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def wake() -> None:
-        if not waiter.done():
-            waiter.set_result(None)
-
-    when(wake)
-    await waiter

@@ -195,6 +195,17 @@ async def test_the_copy_of_a_deleted_topics_key_goes_at_once_and_once_more(
         assert connection.execute("SELECT count(*) FROM key_copies_to_delete").fetchone() == (0,)
 
 
+async def reserved_key(
+    place: Place, wrapping: KeyWrapping, objects: KeyObjects, topic_id: TopicId, key_id: KeyId
+) -> WrappedKey:
+    """A key whose copy is in the bucket, and whose row is not in Postgres."""
+    name, wrapped = await wrapping.wrap(bytes(32), topic_id, key_id)
+    key = WrappedKey(topic_id=topic_id, version=1, key_id=key_id, wrapped_by=name, wrapped=wrapped)
+    await place.sequencer.topic_keys.reserve(topic_id, key_id)
+    await objects.put(key)
+    return key
+
+
 async def test_the_copy_of_a_key_that_was_reserved_when_the_backup_was_made_is_kept(
     place: Place, wrapping: KeyWrapping, objects: KeyObjects
 ) -> None:
@@ -202,10 +213,7 @@ async def test_the_copy_of_a_key_that_was_reserved_when_the_backup_was_made_is_k
     await begin(place)
     topic = await place.sequencer.topics.create("secrets", 1, {})
     keys, key_id = place.sequencer.topic_keys, KeyId(77)
-    name, wrapped = await wrapping.wrap(bytes(32), topic.topic_id, key_id)
-    key = WrappedKey(topic_id=topic.topic_id, version=1, key_id=key_id, wrapped_by=name, wrapped=wrapped)
-    await keys.reserve(topic.topic_id, key_id)
-    await objects.put(key)
+    key = await reserved_key(place, wrapping, objects, topic.topic_id, key_id)
     backup = await back_up(place)
     assert await keys.add(key) == key
     await restore(place, backup)
@@ -282,10 +290,7 @@ async def test_the_copy_of_a_key_whose_maker_died_is_deleted_and_the_key_is_neve
     await begin(place)
     topic = await place.sequencer.topics.create("secrets", 1, {})
     keys, key_id = place.sequencer.topic_keys, KeyId(77)
-    name, wrapped = await wrapping.wrap(bytes(32), topic.topic_id, key_id)
-    key = WrappedKey(topic_id=topic.topic_id, version=1, key_id=key_id, wrapped_by=name, wrapped=wrapped)
-    await keys.reserve(topic.topic_id, key_id)
-    await objects.put(key)
+    key = await reserved_key(place, wrapping, objects, topic.topic_id, key_id)
     job = KeyCopiesJob(place.sequencer, place.store, CLUSTER, settings())
     await job.step(None)
     assert await listed(objects) == {key_id}

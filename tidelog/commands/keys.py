@@ -135,9 +135,8 @@ async def rewrap_all(rows: TopicKeyRows, objects: KeyObjects, wrapping: KeyWrapp
             secret = await wrapping.unwrap(key.wrapped_by, key.wrapped, key.topic_id, key.key_id)
             wrapped_by, wrapped = await wrapping.wrap(secret, key.topic_id, key.key_id)
             after = replace(key, wrapped_by=wrapped_by, wrapped=wrapped)
-        await objects.put(
-            after
-        )  # before the row: whoever finds the row encrypted by `name` finds the copy so
+        # Before the row: whoever finds the row encrypted by `name` finds the copy so.
+        await objects.put(after)
         if after is not key and await rows.rewrap(key, after):
             changed += 1
         else:

@@ -54,14 +54,6 @@ _RANDOM_BYTES = 64
 Result = TypeVar("Result")
 
 
-class Priority(StrEnum):
-    """What `tidelog users priority` takes."""
-
-    INTERACTIVE = "interactive"
-    NORMAL = "normal"
-    BULK = "bulk"
-
-
 class Mechanism(StrEnum):
     """What `--mechanism` takes."""
 
@@ -174,13 +166,11 @@ def remove(environment: Environment, name: Name) -> None:
 def priority(
     environment: Environment,
     name: Name,
-    priority: Annotated[Priority, typer.Argument(help="What overload does to the user's requests.")],
+    priority: Annotated[TrafficClass, typer.Argument(help="What overload does to the user's requests.")],
 ) -> None:
     """Mark a user's traffic as interactive or bulk (docs/overload.md). The user needs no password here."""
     values = {traffic: value for value, traffic in MARKS_OF_USERS.items()}
-    marked: dict[str, float | None] = {
-        QuotaKind.PRIORITY: None if priority is Priority.NORMAL else values[TrafficClass(priority)]
-    }
+    marked: dict[str, float | None] = {QuotaKind.PRIORITY: values.get(priority)}
     most = find_cluster(environment).read(QuotaSettings).max_client_quotas
     entity: Entity = frozenset({("user", name)})
     with audited(environment, "tidelog users priority", "USER", name, priority=priority.value):

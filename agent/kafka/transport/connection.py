@@ -170,9 +170,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=self._shared.settings.write_buffer_bytes)
-        peer = self._transport.get_extra_info("peername")
         if self.state.forwarded_by is None:
-            self.state.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
+            self.state.peer = address_of(self._transport)
         self.state.sasl = self._login = self._shared.parts.authentication.session_of(self.state)
         self._on_open(self)
         if self._login is not None and not self._closing:
@@ -662,3 +661,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
             if self._forwards is not None:
                 self._forwards.close()  # not earlier: a request that is carried out may still be forwarded
             self._on_end(self)
+
+
+def address_of(transport: asyncio.BaseTransport) -> str:
+    """Returns `host:port` of who connected."""
+    peer = transport.get_extra_info("peername")
+    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)

@@ -24,7 +24,7 @@ from typing import Final
 from agent.kafka.client_rates import TokenBuckets
 from agent.kafka.context import ConnectionState
 from agent.kafka.forwarding.forward_protocol import ACCEPTED, HELLO_LENGTH_BYTES, decode_hello
-from agent.kafka.transport.connection import KafkaConnection, Shared
+from agent.kafka.transport.connection import KafkaConnection, Shared, address_of
 from agent.quotas.entities import QuotaKind
 from agent.security.audit.events import Asker
 from agent.security.listeners import KafkaListener
@@ -187,7 +187,7 @@ class Listener:
 
     def _refused(self, listener: KafkaListener, tls: TlsTransport, failure: HandshakeFailed) -> None:
         if failure.reason in _REFUSED_LOGINS:
-            asker = Asker(address=_address_of(tls), listener=listener.name)
+            asker = Asker(address=address_of(tls), listener=listener.name)
             self._shared.parts.audit.login_failed(asker, "TLS", f"{failure.reason}: {failure}")
 
     def _arrived(self, bound: BoundListener) -> asyncio.BaseProtocol:
@@ -217,7 +217,7 @@ class Listener:
         if server is not None and tenant_of(name) != server.tenant:
             raise HandshakeFailed("tenant", f"the certificate does not name a user of tenant {server.tenant}")
         connection = self._new_connection(listener, Principal(name), server)
-        asker = Asker(principal=str(Principal(name)), address=_address_of(tls), listener=listener.name)
+        asker = Asker(principal=str(Principal(name)), address=address_of(tls), listener=listener.name)
         self._shared.parts.audit.logged_in(asker, "TLS")
         return connection
 
@@ -256,15 +256,12 @@ class Listener:
             connection.close("too_many_connections_of_address")
         elif self._new.pause_s(_ALL_CLIENTS):
             connection.close("connection_rate_of_agent")
-        elif pause_s := quotas.limits(QuotaKind.CONNECTION) and quotas.pause_s(
-            QuotaKind.CONNECTION, host, ""
-        ):
+        elif pause_s := quotas.pause_s(QuotaKind.CONNECTION, host, ""):
             self._shared.metrics.quota_throttle_seconds.labels(QuotaKind.CONNECTION).inc(pause_s)
             connection.close("connection_rate")
         else:
             self._new.take(_ALL_CLIENTS, 1)
-            if quotas.limits(QuotaKind.CONNECTION):
-                quotas.charge(QuotaKind.CONNECTION, host, "", 1)
+            quotas.charge(QuotaKind.CONNECTION, host, "", 1)
 
     def _ended(self, connection: KafkaConnection) -> None:
         self._connections.pop(connection).set_result(None)
@@ -290,8 +287,3 @@ class Listener:
             reason = connection.overdue(now_s)
             if reason is not None:
                 connection.close(reason)
-
-
-def _address_of(tls: TlsTransport) -> str:
-    peer = tls.get_extra_info("peername")
-    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)

@@ -259,8 +259,13 @@ def _class_of(topics: Sequence[Topic | None], context: RequestContext[_Uses]) ->
     is_bulk = traffic is TrafficClass.BULK or connection.lane.has_bulk
     if is_bulk or connection.is_bulk:
         connection.is_bulk = is_bulk
-        context.memory.count_in(parts.bulk_memory if is_bulk else parts.request_memory)
+        _count_memory(context, is_bulk=is_bulk)
     return traffic
+
+
+def _count_memory(context: RequestContext[_Uses], *, is_bulk: bool) -> None:
+    parts = context.parts
+    context.memory.count_in(parts.bulk_memory if is_bulk else parts.request_memory)
 
 
 def _must_wait(traffic: TrafficClass, context: RequestContext[_Uses]) -> bool:
@@ -396,8 +401,7 @@ async def _wait_for_lane(
             await context.connection.lane.emptied()
     except TimeoutError:
         return False
-    parts, is_bulk = context.parts, traffic is TrafficClass.BULK
-    context.memory.count_in(parts.bulk_memory if is_bulk else parts.request_memory)
+    _count_memory(context, is_bulk=traffic is TrafficClass.BULK)
     return True
 
 
