@@ -37,7 +37,6 @@ from agent.telemetry.telemetry import Telemetry
 from agent.tenants.known_tenants import KnownTenants
 from agent.tenants.usage import UsageMeter
 from agent.topic_directory import TopicDirectory
-from agent.topic_keys import TopicKeys
 from agent.transactional_ids import TransactionalIds
 from agent.write_path.write_path import WritePath
 from cache_ring.coordinates.coordinate_push import CoordinatePush, PartitionsRead
@@ -55,6 +54,7 @@ from sequencer.groups.stored_groups import StoredGroup
 from sequencer.history.history import history_prefix
 from sequencer.tenants.tenant_limits import TenantLimits
 from sequencer.topics.topic_config import TopicConfig
+from sequencer.topics.topic_key_cache import TopicKeys
 from storage.batches.produced_batches import LoneCheck
 from storage.batches.record_batch import Compression
 from storage.encryption.key_objects import KeyObjects
@@ -174,7 +174,7 @@ def assemble(
         sequencer.topic_keys,
         KeyObjects(outside.store, settings.agent.cluster),
         key_wrapping(settings.encryption),
-        topics,
+        topics.known,
         settings.encryption,
         checking,
         clock,

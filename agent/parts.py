@@ -22,13 +22,13 @@ from agent.settings import AgentSettings
 from agent.shared_lookups import SharedLookups
 from agent.telemetry.telemetry import Telemetry
 from agent.topic_directory import TopicDirectory
-from agent.topic_keys import TopicKeys
 from agent.transactional_ids import TransactionalIds
 from agent.write_path.write_path import WritePath
 from cache_ring.pages.page_reader import PageReader
 from cache_ring.ring.membership import Membership
 from sequencer.client import Sequencer
 from sequencer.commits.coordinates import PartitionBounds, PartitionKey
+from sequencer.topics.topic_key_cache import TopicKeys
 from storage.batches.produced_batches import LoneCheck
 from storage.stores.object_store import ObjectStore
 from storage.threads import Threads

@@ -42,12 +42,12 @@ from agent.read_path.read_decisions import (
 from agent.read_path.settings import ReadPathSettings
 from agent.read_path.slice_batches import Outgoing, take_committed
 from agent.read_path.watch import Watch
-from agent.topic_keys import TopicKeys
 from agent.topic_traffic import TopicTraffic
 from cache_ring.pages.byte_budget import ByteBudget
 from cache_ring.pages.page_reader import PageReader
 from sequencer.commits.coordinates import PartitionKey, RunCoordinate
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.topics.topic_key_cache import TopicKeys
 from storage.batches.byte_arrays import Buffer
 from storage.encryption.key_wrapping import KeyUnavailable
 from storage.encryption.sealed_batches import SealBroken

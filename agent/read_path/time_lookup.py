@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 
 from agent.read_path.settings import ReadPathSettings
 from agent.settings import AgentSettings
-from agent.topic_keys import TopicKeys
 from cache_ring.pages.page_reader import PageReader
 from cache_ring.pages.run_bytes import RunBytes
 from cache_ring.pages.store_pages import DamagedPage
 from sequencer.commits.coordinates import Coordinates, PartitionBounds, PartitionKey, RunCoordinate
+from sequencer.topics.topic_key_cache import TopicKeys
 from storage.batches.batch_kernels import first_since
 from storage.batches.batch_validation import (
     BatchFault,

@@ -12,8 +12,8 @@ import psycopg
 import pytest
 from kio.schema.errors import ErrorCode
 
-from agent.topic_keys import new_version
 from sequencer.client import Sequencer, SequencerSettings
+from sequencer.topics.topic_key_cache import new_version
 from storage.batches.record_batch import HEADER_BYTES
 from storage.encryption.key_objects import KeyObjects
 from storage.encryption.key_wrapping import FileKeys, KeyUnavailable

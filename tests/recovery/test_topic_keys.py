@@ -11,11 +11,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from agent.topic_keys import new_version
 from compactor.diagnosis import Fault
 from compactor.doctor import DoctorSettings, examine
 from compactor.garbage_jobs import KeyCopiesJob
 from sequencer.client import Sequencer
+from sequencer.topics.topic_key_cache import new_version
 from sequencer.topics.topics import Topic
 from storage.encryption.key_objects import KeyObjects, WrappedKey
 from storage.encryption.key_wrapping import FileKeys, KeyWrapping

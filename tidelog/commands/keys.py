@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from agent.topic_keys import new_version
 from sequencer.client import Sequencer, SequencerSettings
 from sequencer.cluster.ownership import OwnershipLost
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.topics.topic_key_cache import new_version
 from sequencer.topics.topic_keys import ListedKey, TopicKeyRows
 from storage.encryption.key_objects import KeyObjects, WrappedKey
 from storage.encryption.key_wrapping import KeyUnavailable, KeyWrapping, key_wrapping

@@ -16,11 +16,11 @@ from typing import Final
 
 from agent.security.audit.audit import Entry, TopicBuffer
 from agent.topic_directory import TopicDirectory
-from agent.topic_keys import TopicKeys, is_sealing
 from agent.write_path.backoff import Backoff
 from agent.write_path.write_path import WritePath
 from sequencer.commits.commits import Assigned
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
+from sequencer.topics.topic_key_cache import TopicKeys, is_sealing
 from sequencer.topics.topics import AUDIT_TOPIC, InvalidTopicName, Topic, TopicExists
 from storage.batches.record_batch import Compression, ValidBatch, read_header
 from storage.encryption.key_wrapping import KeyUnavailable

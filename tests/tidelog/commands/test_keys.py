@@ -13,8 +13,8 @@ from uuid import uuid4
 import pytest
 from typer.testing import CliRunner
 
-from agent.topic_keys import new_version
 from sequencer.client import Sequencer, SequencerSettings
+from sequencer.topics.topic_key_cache import new_version
 from storage.encryption.key_objects import KeyObjects
 from storage.encryption.key_wrapping import FileKeys, KeyUnavailable
 from storage.identifiers import KeyId, TopicId

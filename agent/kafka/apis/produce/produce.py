@@ -55,12 +55,12 @@ from agent.kafka.uses import (
 from agent.quotas.entities import QuotaKind
 from agent.settings import AgentSettings
 from agent.tenants.tenant import Tenant
-from agent.topic_keys import is_sealing
 from agent.traffic_class import BULK_FOR_S, TrafficClass, class_of
 from agent.write_path.appended_batches import Appended
 from agent.write_path.outcomes import Unassigned, WriteFailed, WriteFailure
 from sequencer.database.database import SequencerUnavailable
 from sequencer.security.acl import Operation
+from sequencer.topics.topic_key_cache import is_sealing
 from sequencer.topics.topics import AUDIT_TOPIC, Topic
 from storage.batches.batch_validation import NO_TIMESTAMP_MS
 from storage.batches.produced_batches import compressed

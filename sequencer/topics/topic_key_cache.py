@@ -1,4 +1,4 @@
-"""The keys of topics in this agent's memory, and the batches that they seal and open.
+"""The keys of topics in this process' memory, and the batches that they seal and open.
 
 Promises:
 - A key is kept at most `encryption_key_life_s`, and at most `encryption_keys_kept` are. While a key is kept,
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from agent.topic_directory import TopicDirectory
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.topics.known_configs import ENCRYPTION
 from sequencer.topics.topic_keys import TopicKeyRows
@@ -79,15 +78,16 @@ class TopicKeys:
         rows: TopicKeyRows,
         objects: KeyObjects,
         wrapping: KeyWrapping | None,
-        topics: TopicDirectory,
+        known: Callable[[TopicId], Topic | None],
         settings: EncryptionSettings,
         threads: Threads,
         clock: Callable[[], float],
     ) -> None:
+        """`known` returns a topic if this process has it in memory."""
         self._rows = rows
         self._objects = objects
         self._wrapping = wrapping
-        self._topics = topics
+        self._known = known
         self._settings = settings
         self._threads = threads
         self._clock = clock
@@ -103,7 +103,7 @@ class TopicKeys:
 
     def may_be_sealed(self, topic_id: TopicId) -> bool:
         """False: no batch of the topic is sealed. A topic that is not known may have some."""
-        topic = self._topics.known(topic_id)
+        topic = self._known(topic_id)
         return topic is None or ENCRYPTION in topic.config
 
     async def get_ready(self, firsts: Iterable[tuple[TopicId, Buffer]]) -> None:
@@ -208,7 +208,9 @@ class TopicKeys:
 
     def _need(self) -> KeyWrapping:
         if self._wrapping is None:
-            raise KeyUnavailable("this agent has no TIDELOG_ENCRYPTION_PROVIDER, which the topic's keys need")
+            raise KeyUnavailable(
+                "this process has no TIDELOG_ENCRYPTION_PROVIDER, which the topic's keys need"
+            )
         return self._wrapping
 
 
