@@ -77,6 +77,14 @@ class TopicKey:
     def __repr__(self) -> str:
         return f"TopicKey({self.topic_id}, {self.key_id:016x})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy in another process seals with a salt that it makes."""
+        return TopicKey, (self.topic_id, self.key_id, self._secret)
+
+    def derived(self, purpose: bytes) -> bytes:
+        """Returns a key of KEY_BYTES for another purpose than sealing batches."""
+        return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=purpose).derive(self._secret)
+
     def seal(self, batch: Buffer, partition: int) -> bytes:
         """Returns the sealed copy of a valid batch."""
         view = memoryview(batch)
