@@ -219,11 +219,12 @@ async def test_the_bill_has_what_clients_sent_got_and_stored(database_url: str) 
             async def is_billed() -> bool:
                 found = {one.tenant: one for one in await sequencer.tenants.usage(1)}
                 acme = found.get("acme")
-                return acme is not None and acme.used.bytes_in > 10_000 and (acme.bytes_stored or 0) > 10_000
+                if acme is None or acme.used.bytes_in <= 10_000 or acme.used.requests < 3:
+                    return False
+                return (acme.bytes_stored or 0) > 10_000
 
             await until_answered(is_billed)
             found = {one.tenant: one for one in await sequencer.tenants.usage(1)}
 
     assert found["acme"].used.bytes_out > 0
-    assert found["acme"].used.requests >= 3
     assert found["beta"].used == Used()

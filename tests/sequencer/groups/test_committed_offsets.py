@@ -224,8 +224,7 @@ async def test_offset_commits_stay_on_their_pages(sequencer: Sequencer, topic: T
     assert updates["committed_offsets"]["updated"] == groups * (rounds - 1)
     assert updates["committed_offsets"]["hot"] > 0.9 * groups * (rounds - 1), updates
     assert updates["groups"]["updated"] <= 2 * groups, "a commit locks the group's row and leaves it as it is"
-    assert sizes[-1] <= sizes[rounds // 2] + 1, sizes
-    assert sizes[-1] <= 20, sizes
+    assert sizes[-1] <= 20, ("without pruning there are some 100", sizes)
 
 
 async def _pages(sequencer: Sequencer) -> int:
