@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 _ADDRESSES: Final = (
     "advertised_http_url",
     "encryption_kms_endpoint",
+    "encryption_vault_address",
     "http_url",
     "oauth_jwks",
     "schema_registry_url",

@@ -2,7 +2,7 @@
 
 Promises:
 - A key is kept at most `encryption_key_life_s`, and at most `encryption_keys_kept` are. While a key is kept,
-  neither Postgres nor KMS is asked for it.
+  neither Postgres, KMS nor Vault is asked for it.
 - Each wait for a key ends within a bound, as KeyUnavailable.
 - A key that could not be had is not asked for again for `encryption_retry_s`, and neither is any other after
   an answer that did not come in time. So a request waits once for the keys of all its topics.
@@ -51,8 +51,8 @@ _OPENED_AT_ONCE = 64
 
 
 _SLOW = 0.8
-"""A refusal that took this share of `encryption_timeout_s` comes from a Postgres, KMS or file that does not
-answer."""
+"""A refusal that took this share of `encryption_timeout_s` comes from a Postgres, KMS, Vault or file that
+does not answer."""
 
 
 @dataclass(frozen=True, slots=True)

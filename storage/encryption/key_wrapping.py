@@ -1,4 +1,5 @@
-"""Encrypts the keys of topics with a key encryption key: of a file, or of AWS KMS.
+"""Encrypts the keys of topics with a key encryption key: of a file, of AWS KMS, or of
+HashiCorp Vault.
 
 The file has a key per line, `name base64`, of 32 bytes each. The first encrypts, all decrypt: a new key is
 added above the old ones, and the old ones go once `tidelog keys rewrap` has run.
@@ -12,6 +13,7 @@ import asyncio
 import base64
 import binascii
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,11 +25,13 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from storage.aws_session import AwsSession
 from storage.encryption.sealed_batches import KEY_BYTES
 from storage.encryption.settings import EncryptionSettings
+from storage.encryption.vault_transit import TransitFailed, TransitKey, VaultTransit
 from storage.identifiers import NO_KEY_ID, KeyId, TopicId
 from storage.threads import Threads
 
 _NONCE_BYTES = 12
 _KMS = "aws-kms:"
+_VAULT = re.compile(r"vault:(?P<mount>.+)/(?P<name>[^/]+):v[0-9]+")
 _NO_TOPIC = TopicId(UUID(int=0))
 
 
@@ -49,7 +53,9 @@ def key_wrapping(settings: EncryptionSettings) -> KeyWrapping | None:
     """None: the settings name no key encryption key."""
     if settings.encryption_provider == "file":
         return FileKeys(Path(settings.encryption_key))
-    return AwsKms(settings) if settings.encryption_provider == "aws-kms" else None
+    if settings.encryption_provider == "aws-kms":
+        return AwsKms(settings)
+    return Vault(settings) if settings.encryption_provider == "vault" else None
 
 
 class FileKeys:
@@ -155,6 +161,41 @@ class AwsKms:
         except (BotoCoreError, ClientError, OSError) as error:
             reason = str(error) or f"no answer within {timeout_s:g} s"
             raise KeyUnavailable(f"KMS does not {name} with {kms_key}: {reason}") from error
+
+
+class Vault:
+    """Vault's transit engine, with the topic and the key's id as associated data. Names are
+    `vault:mount/key:v3`: an older version of Vault's key is another key for a rewrap."""
+
+    def __init__(self, settings: EncryptionSettings) -> None:
+        self._key = TransitKey(mount=settings.encryption_vault_mount, name=settings.encryption_key)
+        self._transit = VaultTransit(settings)
+
+    async def name(self) -> str:
+        """Encrypts something to see which version does. That needs no right to read the key."""
+        name, _ = await self.wrap(bytes(KEY_BYTES), _NO_TOPIC, NO_KEY_ID)
+        return name
+
+    async def wrap(self, secret: bytes, topic_id: TopicId, key_id: KeyId) -> tuple[str, bytes]:
+        try:
+            version, wrapped = await self._transit.encrypt(self._key, secret, _bound_to(topic_id, key_id))
+        except TransitFailed as failed:
+            raise KeyUnavailable(str(failed)) from None
+        return f"vault:{self._key}:v{version}", wrapped
+
+    async def unwrap(self, name: str, wrapped: bytes, topic_id: TopicId, key_id: KeyId) -> bytes:
+        """Asks for the key that encrypted, so TIDELOG_ENCRYPTION_KEY may name another one now."""
+        parts = _VAULT.fullmatch(name)
+        if parts is None:
+            raise KeyUnavailable(f"the topic's key is encrypted by {name}, and this process asks Vault")
+        key = TransitKey(mount=parts["mount"], name=parts["name"])
+        try:
+            secret = await self._transit.decrypt(key, wrapped, _bound_to(topic_id, key_id))
+        except TransitFailed as failed:
+            raise KeyUnavailable(str(failed)) from None
+        if len(secret) != KEY_BYTES:
+            raise KeyUnavailable(f"{name} decrypts the topic's key to {len(secret)} bytes, not {KEY_BYTES}")
+        return secret
 
 
 def _bound_to(topic_id: TopicId, key_id: KeyId) -> bytes:

@@ -36,7 +36,9 @@ app = typer.Typer(
     help="The keys of encrypted topics: list them, rotate them, encrypt them with another key.",
 )
 _USED = ("database_url", "data_dir", "store_url", "cluster", "encryption_provider", "encryption_key",
-         "encryption_kms_endpoint", "encryption_kms_region", "encryption_timeout_s")  # fmt: skip
+         "encryption_kms_endpoint", "encryption_kms_region", "encryption_vault_address",
+         "encryption_vault_mount", "encryption_vault_namespace", "encryption_vault_token_file",
+         "encryption_vault_ca_file", "encryption_timeout_s")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
