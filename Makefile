@@ -15,7 +15,7 @@ MERMAID_SHA256 := 0b3ed4374117363815daefdadfcc20ff704d7dd4513b55ed803abddcbd86a8
 QUICK := "not clients and not faults"
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo dev docs test lint collected advisories test-clients clients-document test-faults bench-setup bench lock clean
+.PHONY: help install demo dev docs test lint collected advisories test-clients clients-document test-faults vault-setup bench-setup bench lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -81,6 +81,9 @@ clients-document: install ## every client's tests, and docs/clients.md from thei
 
 test-faults: install ## kills and hostile input
 	$(BIN)/python -m pytest -m faults
+
+vault-setup: install ## HashiCorp Vault for its tests, by name (Go, some minutes); without it they are skipped
+	$(BIN)/python -m tests.support.vault
 
 bench-setup: install ## MinIO, Apache Kafka and Tansu for make bench, by name
 	$(BIN)/python -W ignore -m benchmarks.setup

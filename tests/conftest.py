@@ -15,6 +15,7 @@ pytest_plugins = [
     "tests.support.replication",
     "tests.support.s3",
     "tests.support.minio",
+    "tests.support.vault",
     "tests.support.stack",
     "tests.support.java",
     "tests.support.spark",

@@ -126,6 +126,16 @@ async def test_the_token_follows_no_redirect(token_file: Path) -> None:
         assert target.asked == []
 
 
+async def test_the_namespace_and_what_an_agent_in_front_of_vault_wants_are_sent(token_file: Path) -> None:
+    async with elsewhere("200 OK", b"{}") as found:
+        with pytest.raises(KeyUnavailable):
+            await vault(token_file, found.address, encryption_vault_namespace="teams/a").wrap(
+                bytes(32), TOPIC, KEY
+            )
+        assert b"\r\nX-Vault-Namespace: teams/a\r\n" in found.asked[0]
+        assert b"\r\nX-Vault-Request: true\r\n" in found.asked[0]
+
+
 async def test_a_token_that_the_server_repeats_is_in_no_error(token_file: Path) -> None:
     async with elsewhere("400 Bad Request", f"what is {TOKEN}?".encode()) as found:
         keys = vault(token_file, found.address)
