@@ -1,7 +1,9 @@
 """Settings of the keys that encrypt topics' keys."""
 
 import re
+from ipaddress import ip_address
 from typing import Final, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
@@ -29,7 +31,7 @@ class EncryptionSettings(Settings):
     encryption_kms_region: str = "us-east-1"
     """The region of the KMS key."""
     encryption_vault_address: str | None = None
-    """The URL of Vault, such as https://vault:8200."""
+    """The URL of Vault, such as https://vault:8200. Plain http is taken on this machine only."""
     encryption_vault_mount: str = "transit"
     """Where Vault's transit engine is mounted."""
     encryption_vault_namespace: str | None = None
@@ -59,13 +61,23 @@ class EncryptionSettings(Settings):
         return self
 
     def _check_vault(self) -> None:
-        address = self.encryption_vault_address or ""
-        if not address.startswith(("https://", "http://")) or self.encryption_vault_token_file is None:
+        address = urlsplit(self.encryption_vault_address or "")
+        if not (address.hostname and address.scheme in ("http", "https")) or address.query:
+            raise ValueError("TIDELOG_ENCRYPTION_VAULT_ADDRESS is a URL such as https://vault:8200")
+        if address.scheme == "http" and not _is_loopback(address.hostname):
             raise ValueError(
-                "TIDELOG_ENCRYPTION_PROVIDER=vault needs TIDELOG_ENCRYPTION_VAULT_ADDRESS, an http(s) URL, "
-                "and TIDELOG_ENCRYPTION_VAULT_TOKEN_FILE"
+                "TIDELOG_ENCRYPTION_VAULT_ADDRESS: plain http would show the token to the network: use https"
             )
+        if not self.encryption_vault_token_file:
+            raise ValueError("TIDELOG_ENCRYPTION_PROVIDER=vault needs TIDELOG_ENCRYPTION_VAULT_TOKEN_FILE")
         if not is_vault_path(self.encryption_vault_mount):
             raise ValueError("TIDELOG_ENCRYPTION_VAULT_MOUNT is a path like transit, without a / at its ends")
         if not is_vault_path(self.encryption_key) or "/" in self.encryption_key:
             raise ValueError("TIDELOG_ENCRYPTION_KEY is the name of a key in Vault, without its mount")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

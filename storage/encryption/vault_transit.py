@@ -3,7 +3,8 @@
 Promises:
 - Each call ends within `encryption_timeout_s`, as TransitFailed if it fails. Its text says what to do.
 - Token and CA are read from their files for each call, so Vault Agent may renew them. The token goes to the
-  address in the settings only, not where a redirect points. It is in no error and no log line.
+  address in the settings only, not where a redirect points, and in the clear to no proxy. It is in no error
+  and no log line.
 - An answer of more than ANSWER_BYTES, or one that is not as expected, is TransitFailed.
 """
 
@@ -69,6 +70,7 @@ class VaultTransit:
 
     def __init__(self, settings: EncryptionSettings) -> None:
         self._address = (settings.encryption_vault_address or "").rstrip("/")
+        self._by_tls = self._address.startswith("https:")
         self._namespace = settings.encryption_vault_namespace
         self._token_file = Path(settings.encryption_vault_token_file or "")
         self._ca_file = settings.encryption_vault_ca_file
@@ -131,7 +133,7 @@ class VaultTransit:
         body = bytearray()
         try:
             async with (
-                httpx.AsyncClient(verify=trusted, timeout=None, follow_redirects=False) as client,
+                httpx.AsyncClient(verify=trusted, timeout=None, trust_env=self._by_tls) as client,
                 client.stream("POST", f"{self._address}/v1/{path}", json=asked, headers=headers) as response,
             ):
                 async for chunk in response.aiter_raw():

@@ -136,6 +136,22 @@ async def test_the_namespace_and_what_an_agent_in_front_of_vault_wants_are_sent(
         assert b"\r\nX-Vault-Request: true\r\n" in found.asked[0]
 
 
+async def test_a_proxy_sees_no_token_in_the_clear(token_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with elsewhere("200 OK", b"{}") as proxy, elsewhere("200 OK", b"{}") as found:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "https_proxy", "HTTPS_PROXY"):
+            monkeypatch.setenv(name, proxy.address)
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        with pytest.raises(KeyUnavailable):
+            await vault(token_file, found.address).wrap(bytes(32), TOPIC, KEY)
+        assert len(found.asked) == 1
+        assert proxy.asked == []
+        with pytest.raises(KeyUnavailable):
+            await vault(token_file, "https://vault:8200").wrap(bytes(32), TOPIC, KEY)
+        assert proxy.asked[0].startswith(b"CONNECT vault:8200 ")
+        assert TOKEN.encode() not in proxy.asked[0]
+
+
 async def test_a_token_that_the_server_repeats_is_in_no_error(token_file: Path) -> None:
     async with elsewhere("400 Bad Request", f"what is {TOKEN}?".encode()) as found:
         keys = vault(token_file, found.address)
@@ -213,6 +229,9 @@ async def test_files_that_are_missing_or_no_text_are_named(token_file: Path, tmp
     [
         ({"encryption_vault_address": None}, "VAULT_ADDRESS"),
         ({"encryption_vault_address": "vault:8200"}, "VAULT_ADDRESS"),
+        ({"encryption_vault_address": "http://vault:8200"}, "use https"),
+        ({"encryption_vault_address": "http://192.0.2.1"}, "use https"),
+        ({"encryption_vault_address": "https://vault:8200?a=b"}, "VAULT_ADDRESS"),
         ({"encryption_vault_address": "https://me:secret@vault"}, "no password"),
         ({"encryption_vault_token_file": None}, "VAULT_TOKEN_FILE"),
         ({"encryption_vault_mount": "/transit"}, "VAULT_MOUNT"),
