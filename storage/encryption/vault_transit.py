@@ -197,9 +197,10 @@ _REFUSALS: Final = (
         "the key needs a type with associated data, such as aes256-gcm96 or chacha20-poly1305: make another",
     ),
     ("'context'", "the key is derived: make one without derivation"),
-    ("not found", "the key does not exist: make it, as docs/encryption.md shows"),
-    ("message authentication failed", "it was encrypted for another topic, or changed"),
+    ("not found", "the key does not exist: restore it from a backup of Vault"),
+    ("authentication failed", "it is of another topic, of another key that had this name, or changed"),
     ("too old", "the key's min_decryption_version is too high: lower it, and run `tidelog keys rewrap`"),
+    ("too new", "the key lacks the version that encrypted: restore it from a newer backup of Vault"),
     ("HTTPS server", f"{_ADDRESS} must begin with https://"),
 )
 """What Vault says, and what to do."""

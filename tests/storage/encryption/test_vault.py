@@ -32,7 +32,7 @@ async def test_vault_encrypts_a_key_for_one_topic_and_id(vault: VaultKey) -> Non
     assert SECRET not in wrapped
     assert await keys.unwrap(name, wrapped, TOPIC, KEY) == SECRET
     for place in ((TOPIC, KeyId(2)), (TopicId(uuid4()), KEY)):
-        with pytest.raises(KeyUnavailable, match="encrypted for another topic, or changed"):
+        with pytest.raises(KeyUnavailable, match="it is of another topic"):
             await keys.unwrap(name, wrapped, *place)
 
 
@@ -46,6 +46,28 @@ async def test_a_rotated_key_has_another_name_and_decrypts_what_it_encrypted(vau
 
     vault.server.call(f"transit/keys/{vault.key}/config", {"min_decryption_version": 2})
     assert "lower it, and run `tidelog keys rewrap`" in await refusal(keys, name, wrapped)
+
+
+async def test_a_version_that_was_trimmed_decrypts_nothing(vault: VaultKey) -> None:
+    keys, path = vault.keys(), f"transit/keys/{vault.key}"
+    name, wrapped = await keys.wrap(SECRET, TOPIC, KEY)
+    vault.server.rotate(vault.key)
+    vault.server.call(f"{path}/config", {"min_decryption_version": 2, "min_encryption_version": 2})
+    vault.server.call(f"{path}/trim", {"min_available_version": 2})
+
+    assert "disallowed" in await refusal(keys, name, wrapped)
+    name, wrapped = await keys.wrap(SECRET, TOPIC, KEY)
+    assert await keys.unwrap(name, wrapped, TOPIC, KEY) == SECRET
+
+
+async def test_what_an_older_or_another_key_of_the_name_cannot_decrypt_is_named(vault: VaultKey) -> None:
+    keys, other = vault.keys(), vault.server.key()
+    vault.server.rotate(vault.key)
+    _, wrapped = await keys.wrap(SECRET, TOPIC, KEY)
+    vault.may(other)
+    assert "restore it from a newer backup" in await refusal(keys, f"vault:transit/{other}:v2", wrapped)
+    vault.server.rotate(other)
+    assert "another key that had this name" in await refusal(keys, f"vault:transit/{other}:v2", wrapped)
 
 
 async def test_another_key_of_vault_decrypts_with_the_one_that_encrypted(vault: VaultKey) -> None:
@@ -83,10 +105,17 @@ async def test_a_policy_without_the_right_is_named(vault: VaultKey) -> None:
     assert f"and transit/decrypt/{vault.key}" in await refusal(vault.keys(), name, wrapped)
 
 
+def test_the_manual_has_the_policy_of_these_tests() -> None:
+    manual = (Path(__file__).parents[3] / "docs/encryption.md").read_text()
+    for path in POLICY:
+        rule = f'path "{path.format(mount="transit", key="tidelog")}" {{ capabilities = ["update"] }}'
+        assert rule in manual
+
+
 async def test_a_missing_key_is_named_and_not_made(vault: VaultKey) -> None:
     vault.may("misspelt")
     assert "the key is missing, or the policy" in await refusal(vault.keys(encryption_key="misspelt"))
-    assert "make it" in await refusal(vault.keys(), "vault:transit/misspelt:v1", b"vault:v1:aaaa")
+    assert "restore it" in await refusal(vault.keys(), "vault:transit/misspelt:v1", b"vault:v1:aaaa")
     assert not vault.server.has_key("misspelt")
 
 
