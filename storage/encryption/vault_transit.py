@@ -15,7 +15,7 @@ import json
 import re
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -59,10 +59,10 @@ class TransitKey:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
     status: int
-    fields: Mapping[str, Any]
+    fields: Mapping[str, Any] = field(repr=False)
     """The JSON. Empty: it is none."""
     said: str
-    """Vault's errors, without the token."""
+    """Vault's errors, without the token. Empty: it did what was asked."""
 
 
 class VaultTransit:
@@ -145,6 +145,8 @@ class VaultTransit:
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             raise TransitFailed(self._unreachable(_clipped(str(error), token))) from None
         fields = _object(bytes(body))
+        if response.status_code == 200:
+            return _Answer(status=200, fields=fields, said="")
         errors = fields.get("errors")
         said = " ".join(map(str, errors)) if isinstance(errors, list) else body.decode(errors="replace")
         return _Answer(status=response.status_code, fields=fields, said=_clipped(said, token))
