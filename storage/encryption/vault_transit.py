@@ -185,11 +185,17 @@ class VaultTransit:
             raise TransitFailed(f"{_TOKEN_FILE}: {self._token_file} has no token, or more than one")
         authorities = None if self._ca_file is None else _read(_CA_FILE, Path(self._ca_file))
         if self._trusted is None or self._trusted[0] != authorities:
-            try:
-                self._trusted = authorities, ssl.create_default_context(cadata=authorities)
-            except (ssl.SSLError, ValueError):
-                raise TransitFailed(f"{_CA_FILE}: {self._ca_file} has no certificates in PEM") from None
+            self._trusted = authorities, self._trusting(authorities)
         return token, self._trusted[1]
+
+    def _trusting(self, authorities: str | None) -> ssl.SSLContext:
+        if authorities is None:
+            return ssl.create_default_context()
+        try:
+            # Comments between certificates may have any letters. An empty text would mean the system's CAs.
+            return ssl.create_default_context(cadata=authorities.encode("ascii", "replace").decode() or "-")
+        except ssl.SSLError:
+            raise TransitFailed(f"{_CA_FILE}: {self._ca_file} has no certificates in PEM") from None
 
 
 _REFUSALS: Final = (

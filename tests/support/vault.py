@@ -154,8 +154,8 @@ class VaultKey:
         self.trust(server.authority)
         self.token = self.renew()
 
-    def trust(self, authority: Authority) -> None:
-        self.ca_file.write_bytes(authority.own.certificate.read_bytes())
+    def trust(self, authority: Authority, comment: str = "") -> None:
+        self.ca_file.write_bytes(comment.encode() + authority.own.certificate.read_bytes())
 
     def renew(self) -> str:
         token = self.server.token(self.key)

@@ -176,6 +176,8 @@ async def test_a_ca_that_did_not_sign_is_named_and_another_file_counts_at_once(
 
     vault.trust(vault.server.authority)
     await keys.wrap(SECRET, TOPIC, KEY)
+    vault.trust(vault.server.authority, comment="# Prüfstelle\n")
+    await keys.wrap(SECRET, TOPIC, KEY)
 
 
 async def test_a_certificate_of_another_host_is_refused(vault: VaultKey) -> None:

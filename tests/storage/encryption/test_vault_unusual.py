@@ -214,7 +214,9 @@ async def test_a_file_without_a_token_is_named(token_file: Path, text: str) -> N
 async def test_files_that_are_missing_or_no_text_are_named(token_file: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyUnavailable, match=r"VAULT_TOKEN_FILE: .*No such file"):
         await vault(tmp_path / "missing", "http://127.0.0.1:9").wrap(bytes(32), TOPIC, KEY)
-    for ca_file in ("missing", "token"):
+    for name, text in (("empty", b""), ("line", b"\n")):
+        write(tmp_path / name, text)
+    for ca_file in ("missing", "token", "empty", "line"):
         keys = vault(token_file, "https://127.0.0.1:9", encryption_vault_ca_file=str(tmp_path / ca_file))
         with pytest.raises(KeyUnavailable, match="VAULT_CA_FILE: ") as caught:
             await keys.wrap(bytes(32), TOPIC, KEY)
