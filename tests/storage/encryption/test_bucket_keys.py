@@ -1,0 +1,155 @@
+"""The keys of one topic, read from the bucket by those who have no Postgres."""
+
+import base64
+import os
+import pickle
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from storage.encryption.bucket_keys import KeysAtHand, read_topic_keys
+from storage.encryption.key_objects import KeyObjects, WrappedKey
+from storage.encryption.key_wrapping import FileKeys, KeyUnavailable
+from storage.encryption.sealed_batches import KEY_BYTES, TopicKey
+from storage.encryption.settings import EncryptionSettings
+from storage.identifiers import KeyId, TopicId, new_key_id
+from storage.stores.local_store import LocalStore
+from storage.stores.object_store import ObjectStore
+from tests.agent.running import a_batch
+from tests.storage.encryption.test_parquet_keys import KEY, OTHER, SECRET, TOPIC, a_file
+
+SETTINGS = EncryptionSettings(encryption_calls=2, encryption_keys_kept=5, encryption_timeout_s=1.0)
+
+
+def write_keys(path: Path, *names: str) -> None:
+    path.write_text("".join(f"{name} {base64.b64encode(os.urandom(32)).decode()}\n" for name in names))
+
+
+class Bucket:
+    """A bucket with keys of topics, and the file that decrypts them."""
+
+    def __init__(self, path: Path) -> None:
+        self.key_file = path / "keys"
+        write_keys(self.key_file, "first")
+        self.store: ObjectStore = LocalStore(path / "store")
+        self.objects = KeyObjects(self.store, "tidelog")
+        self.wrapping = FileKeys(self.key_file)
+
+    async def add(self, topic_id: TopicId = TOPIC, secret: bytes = SECRET, version: int = 1) -> KeyId:
+        key_id = new_key_id()
+        name, wrapped = await self.wrapping.wrap(secret, topic_id, key_id)
+        await self.objects.put(
+            WrappedKey(topic_id=topic_id, version=version, key_id=key_id, wrapped_by=name, wrapped=wrapped)
+        )
+        return key_id
+
+    async def read(self, topic_id: TopicId = TOPIC, known: KeysAtHand | None = None) -> KeysAtHand:
+        return await read_topic_keys(
+            self.objects,
+            self.wrapping,
+            SETTINGS,
+            topic="orders",
+            topic_id=topic_id,
+            known=None if known is None else known.keys,
+        )
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Bucket:
+    return Bucket(tmp_path)
+
+
+async def test_all_keys_of_the_topic_are_read_and_none_of_others(bucket: Bucket) -> None:
+    own = [await bucket.add(secret=bytes([number]) * KEY_BYTES) for number in range(5)]
+    await bucket.add(OTHER)
+
+    found = pickle.loads(pickle.dumps(await bucket.read()))
+
+    assert set(found.keys) == set(own)
+    sealed = TopicKey(TOPIC, own[3], bytes([3]) * KEY_BYTES).seal(a_batch(b"a secret"), 7)
+    assert found.opened(sealed, 7) == a_batch(b"a secret")
+    assert repr(SECRET)[2:-1] not in repr(found)
+
+
+async def test_keys_that_are_known_need_no_provider_and_destroyed_ones_are_forgotten(bucket: Bucket) -> None:
+    first, second = await bucket.add(), await bucket.add()
+    known = await bucket.read()
+    bucket.key_file.unlink()
+    await bucket.objects.delete([(TOPIC, first)])
+
+    found = await bucket.read(known=known)
+
+    assert set(found.keys) == {second}
+    with pytest.raises(
+        KeyUnavailable, match=f"'orders' is encrypted with the key {first:016x}: the bucket has"
+    ):
+        found.key(first)
+
+
+async def test_without_a_provider_only_what_needs_a_key_fails_and_names_the_settings(bucket: Bucket) -> None:
+    found = await read_topic_keys(bucket.objects, None, SETTINGS, topic="orders", topic_id=TOPIC)
+    clear = a_batch(b"in the clear")
+
+    assert found.opened(clear, 0) == clear
+    assert found.to_decrypt(pq.read_metadata(pa.BufferReader(a_file(None)))) is None
+    with pytest.raises(KeyUnavailable, match=r"'orders'.*TIDELOG_ENCRYPTION_PROVIDER"):
+        found.opened(clear + KEY.seal(clear, 0), 0)
+    with pytest.raises(KeyUnavailable, match=r"'orders'.*TIDELOG_ENCRYPTION_PROVIDER"):
+        found.to_decrypt(pq.read_metadata(pa.BufferReader(a_file())))
+
+
+async def test_a_key_that_cannot_be_had_leaves_the_others(bucket: Bucket) -> None:
+    old, damaged = await bucket.add(), await bucket.add()
+    await bucket.store.put(bucket.objects.object_key(TOPIC, damaged), [b"{}"])
+    write_keys(bucket.key_file, "second")
+    new = await bucket.add()
+
+    found = await bucket.read()
+
+    assert set(found.keys) == {new}
+    with pytest.raises(KeyUnavailable, match="has no key named file:first"):
+        found.key(old)
+    with pytest.raises(KeyUnavailable, match="tidelog keys rewrap"):
+        found.key(damaged)
+
+
+async def test_keys_are_bounded(bucket: Bucket) -> None:
+    ids = [await bucket.add() for _ in range(SETTINGS.encryption_keys_kept + 1)]
+
+    found = await bucket.read()
+
+    assert not found.keys
+    with pytest.raises(KeyUnavailable, match="raise TIDELOG_ENCRYPTION_KEYS_KEPT"):
+        found.key(ids[0])
+
+
+async def test_a_provider_that_does_not_answer_is_asked_once_and_not_for_each_key(bucket: Bucket) -> None:
+    ids = [await bucket.add() for _ in range(5)]
+    bucket.key_file.unlink()
+    os.mkfifo(bucket.key_file)  # reading it does not end
+    short = SETTINGS.model_copy(update={"encryption_timeout_s": 0.1, "encryption_calls": 1})
+
+    found = await read_topic_keys(
+        bucket.objects, FileKeys(bucket.key_file), short, topic="orders", topic_id=TOPIC
+    )
+
+    with os.fdopen(os.open(bucket.key_file, os.O_RDWR | os.O_NONBLOCK), "w") as writer:
+        writer.write("ended\n")  # the one thread that reads it goes on
+    assert set(found.refused) == set(ids)
+    with pytest.raises(KeyUnavailable, match=r"within 0\.1 s"):
+        found.key(ids[0])
+
+
+def test_a_damaged_batch_stays_as_it_is_and_the_others_open() -> None:
+    clear = a_batch(b"one"), a_batch(b"two")
+    sealed = [bytearray(KEY.seal(batch, 0)) for batch in (*clear, *clear)]
+    sealed[1][-1] ^= 1
+    sealed[2][66] ^= 1  # in the key's id
+    keys = KeysAtHand(topic="orders", keys={KEY.key_id: KEY})
+
+    found = keys.opened(b"".join(sealed), 0)
+
+    assert found == b"".join([clear[0], sealed[1], sealed[2], clear[1]])
+    assert keys.opened(b"".join(sealed)[:-1], 0) == b"".join(sealed)[:-1]
