@@ -101,6 +101,10 @@ class TopicKeys:
         """Returns the newest key of the topic, and makes the first. Raises KeyUnavailable."""
         return await self._get(topic_id, _NEWEST)
 
+    async def of_id(self, topic_id: TopicId, key_id: KeyId) -> TopicKey:
+        """Returns the key of the topic that has this id. Raises KeyUnavailable."""
+        return await self._get(topic_id, key_id)
+
     def may_be_sealed(self, topic_id: TopicId) -> bool:
         """False: no batch of the topic is sealed. A topic that is not known may have some."""
         topic = self._known(topic_id)
