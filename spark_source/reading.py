@@ -9,13 +9,15 @@ Promises:
 - No record becomes a Python object.
 - Records of aborted transactions and markers are left out.
 - At most `source_prefetch` runs are in memory, and some row groups of one Parquet file.
+- Encrypted records are read with the keys that came with the task, columns in the clear without them.
 """
 
 import io
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -30,6 +32,7 @@ from spark_source.planning import Asked, PlannedRead, ReadContext, heed_loss, mi
 from spark_source.window import offsets_between
 from storage.arrow.aborted_batches import columns_of
 from storage.arrow.arrow_schema import HISTORY_SCHEMA
+from storage.encryption.parquet_keys import CLEAR_COLUMNS
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId
 from storage.stores.object_store import ObjectNotFound
 
@@ -38,17 +41,26 @@ log = logging.getLogger("tidelog")
 _WHOLE_FILE_BYTES = 8 << 20
 _BATCH_BYTES = 8 << 20
 _OFFSET_COLUMN = 1
+_TRIES = 2
 _NO_SEGMENT = SegmentId(UUID(int=0))
 
 
 def read_task(context: ReadContext, task: PlannedRead) -> Iterator[pa.RecordBatch]:
     """The wanted rows of a task, with the wanted columns in their order. Raises DataLoss, StoreUnavailable,
-    AgentsUnavailable, or ObjectNotFound for an object that stays missing.
+    AgentsUnavailable, KeyUnavailable, or ObjectNotFound for an object that stays missing.
     """
     reader = _TaskReader(context, task)
     for rows in reader.rows():
         if rows.num_rows:
             yield _projected(rows, context.columns, task)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A run's bytes, opened, and how many they must be."""
+
+    batches: bytes
+    length: int
 
 
 class _TaskReader:
@@ -110,11 +122,42 @@ class _TaskReader:
         """The bytes of a run, or a Parquet file of which the footer has been read."""
         key = ObjectKey(piece.object_key)
         if piece.kind == "raw":
-            return self._bucket.get(key, piece.position, piece.position + piece.length)
+            return self._opened(piece)
         if piece.length <= _WHOLE_FILE_BYTES:
-            return pq.ParquetFile(pa.BufferReader(self._bucket.get(key)), page_checksum_verification=True)
-        source = pa.PythonFile(_RangedObject(self._bucket, key, piece.length), mode="r")
-        return pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True)
+            data = self._bucket.get(key)
+            return self._parquet_file(lambda: pa.BufferReader(data), pre_buffer=False)
+        return self._parquet_file(
+            lambda: pa.PythonFile(_RangedObject(self._bucket, key, piece.length), mode="r"), pre_buffer=True
+        )
+
+    def _parquet_file(self, source: Callable[[], Any], *, pre_buffer: bool) -> pq.ParquetFile:
+        """Columns in the clear need no key. Raises KeyUnavailable."""
+        file = pq.ParquetFile(source(), pre_buffer=pre_buffer, page_checksum_verification=True)
+        if set(self._schema.names) <= set(CLEAR_COLUMNS):
+            return file
+        decryption = self._task.keys.to_decrypt(file.metadata)
+        if decryption is None:
+            return file
+        return pq.ParquetFile(
+            source(),
+            pre_buffer=pre_buffer,
+            page_checksum_verification=True,
+            decryption_properties=decryption,
+        )
+
+    def _opened(self, piece: Piece) -> "_Run":
+        """Reads a run, and opens the batches that are sealed. If one does not open, the run is read once
+        more: it may have been damaged on the way.
+        """
+        key, end = ObjectKey(piece.object_key), piece.position + piece.length
+        for _ in range(_TRIES):
+            data = self._bucket.get(key, piece.position, end)
+            is_whole = len(data) == piece.length
+            opened = self._task.keys.opened(data, self._task.partition)
+            if is_whole and opened.is_sound:
+                break
+        batches = bytes(opened.batches)
+        return _Run(batches, len(batches) if is_whole else piece.length)
 
     def _rows_of(self, piece: Piece, loaded: Any) -> Iterator[pa.RecordBatch]:
         if piece.kind == "raw":
@@ -122,7 +165,7 @@ class _TaskReader:
         else:
             yield from self._of_file(piece, loaded)
 
-    def _decoded(self, piece: Piece, data: bytes) -> Iterator[pa.RecordBatch]:
+    def _decoded(self, piece: Piece, loaded: "_Run") -> Iterator[pa.RecordBatch]:
         key = ObjectKey(piece.object_key)
         run = RunToCompact(
             partition=Partition(self._task.partition),
@@ -133,13 +176,14 @@ class _TaskReader:
             segment_id=_NO_SEGMENT,  # decoding needs the bytes alone
             object_key=key,
             position=BytePosition(piece.position),
-            length=piece.length,
+            length=loaded.length,
         )
 
         def reread(start: int, end: int) -> bytes:
-            return self._bucket.get(key, piece.position + start, piece.position + end)
+            again = self._opened(piece)
+            return (again if again.length == loaded.length else loaded).batches[start:end]
 
-        for event in decode_run(run, data, reread, columns_of(piece.aborted)):
+        for event in decode_run(run, loaded.batches, reread, columns_of(piece.aborted)):
             if not isinstance(event, UndecodableRange):
                 yield event.rows.select(self._schema.names)
             else:

@@ -13,6 +13,7 @@ import logging
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -50,6 +51,8 @@ from spark_source.planning import (
 )
 from spark_source.pushed_filters import narrowed
 from spark_source.settings import SourceSettings
+from spark_source.topic_keys import SourceKeys
+from storage.identifiers import TopicId
 
 log = logging.getLogger("tidelog")
 
@@ -128,16 +131,18 @@ class Reader(DataSourceReader):
     def __init__(self, context: ReadContext, options: ReadOptions) -> None:
         self.context = context
         self._options = options
+        self._keys = SourceKeys(context.settings)
 
     def partitions(self) -> Sequence[InputPartition]:
         agents = Agents(self.context.settings)
+        topics = {topic: agents.topic(topic) for topic in self._options.topics}
         asked = [
             one
-            for topic in self._options.topics
-            for one in self._asked(topic, agents.topic(topic))
+            for topic, ends in topics.items()
+            for one in self._asked(topic, ends)
             if self.context.window.has_partition(one.partition)
         ]
-        return _planned(agents, self.context, asked, self._options.min_partitions)
+        return _planned(agents, self.context, asked, topics, self._keys, self._options.min_partitions)
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
         return _rows(self.context, partition)
@@ -182,6 +187,7 @@ class StreamReader(DataSourceStreamReader):
         self._options = options
         self._seen: dict[str, Any] | None = None
         self._initial: dict[str, Any] | None = None
+        self._keys = SourceKeys(context.settings)
         if options.max_offsets_per_trigger is not None:
             log.warning(
                 "tidelog: maxOffsetsPerTrigger is set. With trigger(availableNow=True) Spark 4.1 makes one "
@@ -222,9 +228,10 @@ class StreamReader(DataSourceStreamReader):
         ]
         if not asked:
             return []
-        self._check_topics(end, self._topics())
+        topics = self._topics()
+        self._check_topics(end, topics)
         agents = Agents(self.context.settings)
-        return _planned(agents, self.context, asked, self._options.min_partitions)
+        return _planned(agents, self.context, asked, topics, self._keys, self._options.min_partitions)
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
         return _rows(self.context, partition)
@@ -282,7 +289,12 @@ def _rows(context: ReadContext, partition: InputPartition | None) -> Iterator[An
 
 
 def _planned(
-    agents: Agents, context: ReadContext, asked: Iterable[Asked], min_partitions: int
+    agents: Agents,
+    context: ReadContext,
+    asked: Iterable[Asked],
+    topics: Mapping[str, TopicEnds],
+    source_keys: SourceKeys,
+    min_partitions: int,
 ) -> Sequence[InputPartition]:
     """Raises DataLoss, and ValueError for more coordinates than `source_max_pieces`."""
     settings = context.settings
@@ -300,7 +312,16 @@ def _planned(
             pieces.append(piece)
         heed_loss(missing(one, pieces, agents.partition), fail=context.fail_on_data_loss)
         found[one.topic, one.partition] = list(wanted(pieces, context.window))
-    tasks = plan_reads(found, task_bytes=settings.source_task_bytes, min_partitions=min_partitions)
+    keys = {
+        topic: source_keys.of_topic(
+            topic,
+            TopicId(UUID(ends.topic_id)),
+            (piece.object_key for (name, _), pieces in found.items() if name == topic for piece in pieces),
+        )
+        for topic, ends in topics.items()
+        if ends.may_be_encrypted
+    }
+    tasks = plan_reads(found, task_bytes=settings.source_task_bytes, min_partitions=min_partitions, keys=keys)
     return [ReadPartition(task) for task in tasks]
 
 

@@ -11,7 +11,7 @@ Promises:
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from storage.batches.byte_arrays import Buffer
 from storage.batches.record_batch import index_batches
@@ -22,7 +22,6 @@ from storage.encryption.sealed_batches import (
     TopicKey,
     check_seals,
     is_sealed,
-    sealed_counts,
     sealing_key_id,
 )
 from storage.encryption.settings import EncryptionSettings
@@ -33,6 +32,12 @@ from storage.stores.side_by_side import side_by_side
 _NO_PROVIDER: Final = (
     "set TIDELOG_ENCRYPTION_PROVIDER and TIDELOG_ENCRYPTION_KEY as the agents have them (docs/encryption.md)"
 )
+
+
+class Opened(NamedTuple):
+    batches: Buffer
+    is_sound: bool
+    """False if a sealed batch is damaged, or the batches do not fill the bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,27 +65,26 @@ class KeysAtHand:
             )
         raise KeyUnavailable(f"topic {self.topic!r} is encrypted with the key {key_id:016x}: {reason}")
 
-    def opened(self, batches: Buffer, partition: int) -> Buffer:
-        """Returns whole batches, those opened that are sealed. A damaged batch stays as it is, so that its
-        decoding fails and that of others does not. Raises KeyUnavailable.
+    def opened(self, batches: Buffer, partition: int) -> Opened:
+        """Opens those of some batches that are sealed. A damaged batch stays as it is, so that its decoding
+        fails and that of others does not. Raises KeyUnavailable.
         """
-        try:
-            if not sealed_counts(batches):
-                return batches
-        except SealBroken:
-            pass  # some batch is cut short: which one, the loop finds
-        view, parts = memoryview(batches), list[Buffer]()
+        view, parts, is_sound, has_sealed = memoryview(batches), list[Buffer](), True, False
         try:
             places = index_batches(view, 0, len(view)).tolist()
         except ValueError:
-            return batches
+            return Opened(batches, False)
         for position, size_bytes, _ in places:
             batch = view[position : position + size_bytes]
-            try:
-                parts.append(self._opened(batch, partition) if is_sealed(batch) else batch)
-            except SealBroken:
-                parts.append(batch)
-        return b"".join(parts)
+            if is_sealed(batch):
+                has_sealed = True
+                try:
+                    parts.append(self._opened(batch, partition))
+                    continue
+                except SealBroken:
+                    is_sound = False
+            parts.append(batch)
+        return Opened(b"".join(parts) if has_sealed else batches, is_sound)
 
     def _opened(self, batch: Buffer, partition: int) -> bytes:
         key_id = sealing_key_id(batch)

@@ -222,7 +222,7 @@ def test_a_damaged_footer_of_an_encrypted_file_is_an_error() -> None:
         damaged = bytearray(footer)
         damaged[at] ^= 0x10
         try:
-            found = read_row_group(damaged, position, [whole], 3, KEY)
+            found = read_row_group(bytes(damaged), position, [whole], 3, KEY)
         except DamagedRowGroup:
             continue
         assert found == sound, at

@@ -69,7 +69,7 @@ async def test_all_keys_of_the_topic_are_read_and_none_of_others(bucket: Bucket)
 
     assert set(found.keys) == set(own)
     sealed = TopicKey(TOPIC, own[3], bytes([3]) * KEY_BYTES).seal(a_batch(b"a secret"), 7)
-    assert found.opened(sealed, 7) == a_batch(b"a secret")
+    assert found.opened(sealed, 7).batches == a_batch(b"a secret")
     assert repr(SECRET)[2:-1] not in repr(found)
 
 
@@ -92,7 +92,7 @@ async def test_without_a_provider_only_what_needs_a_key_fails_and_names_the_sett
     found = await read_topic_keys(bucket.objects, None, SETTINGS, topic="orders", topic_id=TOPIC)
     clear = a_batch(b"in the clear")
 
-    assert found.opened(clear, 0) == clear
+    assert found.opened(clear, 0) == (clear, True)
     assert found.to_decrypt(pq.read_metadata(pa.BufferReader(a_file(None)))) is None
     with pytest.raises(KeyUnavailable, match=r"'orders'.*TIDELOG_ENCRYPTION_PROVIDER"):
         found.opened(clear + KEY.seal(clear, 0), 0)
@@ -151,5 +151,5 @@ def test_a_damaged_batch_stays_as_it_is_and_the_others_open() -> None:
 
     found = keys.opened(b"".join(sealed), 0)
 
-    assert found == b"".join([clear[0], sealed[1], sealed[2], clear[1]])
-    assert keys.opened(b"".join(sealed)[:-1], 0) == b"".join(sealed)[:-1]
+    assert found == (b"".join([clear[0], sealed[1], sealed[2], clear[1]]), False)
+    assert keys.opened(b"".join(sealed)[:-1], 0) == (b"".join(sealed)[:-1], False)
