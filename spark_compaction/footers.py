@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 
 from sequencer.history.history_values import RowGroup
 from spark_compaction.bucket import Bucket
-from spark_compaction.history_file import MOST_CHUNKS, footer_crc32c
+from spark_compaction.history_file import footer_crc32c, most_chunks
 from spark_compaction.manifest import ManifestRefused
 from storage.arrow.row_groups import row_group_range
+from storage.encryption.parquet_keys import key_id_of
 from storage.identifiers import BytePosition, ObjectKey, Offset
 
 _TAIL_BYTES = 64 << 10
@@ -47,7 +48,8 @@ def is_full(size_bytes: int, file_bytes: int) -> bool:
 
 def has_full_footer(metadata: pq.FileMetaData) -> bool:
     """Whether merging leaves a file alone because its footer is large."""
-    return metadata.num_row_groups * metadata.num_columns * 2 >= MOST_CHUNKS
+    is_encrypted = key_id_of(metadata) is not None
+    return metadata.num_row_groups * metadata.num_columns * 2 >= most_chunks(is_encrypted=is_encrypted)
 
 
 def read_footer(bucket: Bucket, expected: ExpectedFile) -> pq.FileMetaData:
