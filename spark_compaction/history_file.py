@@ -292,11 +292,11 @@ def _writer(
         store_schema=False,
         write_page_checksum=True,  # agents serve these bytes, which pass through caches of others
         sorting_columns=[pq.SortingColumn(0), pq.SortingColumn(1)],
-        encryption_properties=None if topic_key is None else to_encrypt(topic_key, _parquet_columns(schema)),
+        encryption_properties=None if topic_key is None else to_encrypt(topic_key, parquet_columns(schema)),
     )
 
 
-def _parquet_columns(schema: pa.Schema) -> list[str]:
+def parquet_columns(schema: pa.Schema) -> list[str]:
     """The paths of all columns of such a file. Parquet says them itself, so that none stays in the clear."""
     sink = pa.BufferOutputStream()
     pq.ParquetWriter(sink, schema, store_schema=False).close()

@@ -32,11 +32,14 @@ from sequencer.history.history import TABLES_PER_PAGE
 from sequencer.history.history_values import HistoryTable
 from sequencer.security.acl import Operation, ResourceType
 from sequencer.tenants.tenant_names import is_tenant_name, prefix_of
+from sequencer.topics.known_configs import ENCRYPTION
 from storage.scoped_keys import NoScopedKeys, ScopedKeys
 from storage.stores.object_store import ObjectNotFound, ObjectStore, StoreSettings, StoreUnavailable, StoreUrl
 
 NAMESPACE = "topics"
 _VENDED = "vended-credentials"
+_MAY_BE_ENCRYPTED = "tidelog.may-be-encrypted"
+"""In a table's config: columns of its files may be encrypted with a key of the topic (docs/encryption.md)."""
 _NOT_KEPT = {"Cache-Control": "no-store"}
 _ENDPOINTS = (
     "GET /v1/{prefix}/namespaces",
@@ -228,11 +231,12 @@ class _Catalog:
         location = f"{metadata['location']}/{found.metadata_key.split(f'/{found.topic_id}/', 1)[1]}"
         if snapshots == "refs":
             metadata = _with_referenced_snapshots(metadata)
-        content = {"metadata-location": location, "metadata": metadata, "config": {}}
+        config = {_MAY_BE_ENCRYPTED: "true"} if ENCRYPTION in found.config else {}
+        content = {"metadata-location": location, "metadata": metadata, "config": config}
         if keys is None:
             return JSONResponse(content, headers={"ETag": etag})
         given = self._given(namespace, found, keys)
-        content |= {"config": given["config"], "storage-credentials": [given]}
+        content |= {"config": given["config"] | config, "storage-credentials": [given]}
         return JSONResponse(content, headers={"ETag": etag, **_NOT_KEPT})
 
     async def credentials(self, namespace: str, table: str) -> Response:

@@ -98,7 +98,7 @@ def test_every_column_that_is_not_clear_is_encrypted_and_reads_with_the_key() ->
     assert number not in data
     assert MARKER in written(None)
     assert number in written(None)
-    names = [path.split(".")[0] for path in history_file._parquet_columns(typed_schema())]
+    names = [path.split(".")[0] for path in history_file.parquet_columns(typed_schema())]
     for name in set(names) - set(CLEAR_COLUMNS):
         with pytest.raises(OSError, match="decrypt"):
             pq.ParquetFile(pa.BufferReader(data)).read(columns=[name])
