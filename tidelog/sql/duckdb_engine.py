@@ -7,7 +7,7 @@ of these files. A column is found by its field id, as Iceberg has it, so files m
 Promises:
 - Only queries run. Files and the network are closed to statements, and the settings are locked.
 - Memory and the temporary directory are bounded by settings. What a killed process left there is removed by
-  the next one. Records of encrypted topics are encrypted there with keys that only this process has.
+  the next one. Records of encrypted topics are not spilled, and their tails are encrypted there.
 - All statements of a call see one snapshot of a table, and one tail of a topic.
 """
 
@@ -324,9 +324,9 @@ class DuckDBEngine:
             runner = _connection(
                 {
                     "memory_limit": f"{self._settings.sql_memory_bytes}B",
-                    "temp_directory": str(self._directory / "spill"),
+                    # DuckDB cannot encrypt what it spills without an extension from the internet.
+                    "temp_directory": "" if may_be_encrypted else str(self._directory / "spill"),
                     "max_temp_directory_size": f"{self._settings.sql_spill_bytes}B",
-                    "temp_file_encryption": may_be_encrypted,
                 }
             )
             runner.register_filesystem(BucketFileSystem(self._files))
@@ -503,7 +503,9 @@ class _ErrorsForPeople:
             ) from error
         if isinstance(error, duckdb.OutOfMemoryException):
             raise StatementFailed(
-                said, "Give it more with TIDELOG_SQL_MEMORY_BYTES and TIDELOG_SQL_SPILL_BYTES."
+                said,
+                "Give it more with TIDELOG_SQL_MEMORY_BYTES and TIDELOG_SQL_SPILL_BYTES. Encrypted topics "
+                "are never spilled to disk.",
             ) from error
         raise StatementFailed(said) from error
 

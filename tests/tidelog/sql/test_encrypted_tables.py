@@ -108,7 +108,7 @@ class Topic:
 
     def table(self) -> Table:
         columns = [
-            Column(int(field.metadata[b"PARQUET:field_id"]), field.name, duckdb_type(kind), kind)
+            Column(_number(field), field.name, duckdb_type(kind), kind)
             for field in TYPED
             for kind in [_kind(field.type)]
         ]
@@ -282,38 +282,21 @@ def test_row_groups_that_cannot_pass_are_not_read(topic: Topic) -> None:
     assert [row["value"] for row in found] == [b"value-%d" % offset for offset in range(18, 30)]
 
 
-def test_nothing_of_a_statement_is_in_the_clear_on_this_machines_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A sort that is larger than memory is spilled."""
-    topic, spill = Topic(tmp_path), tmp_path / "spill"
-    spill.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(spill))
-    topic.add(3000, topic.new, size=1 << 15)
-    seen = []
-    sql = SqlSettings(
-        store_url=f"file://{topic.path}/store", http_url="http://127.0.0.1:1", sql_memory_bytes=64 << 20
+def test_a_statement_over_an_encrypted_topic_is_not_spilled_to_disk(tmp_path: Path) -> None:
+    topic = Topic(tmp_path)
+    topic.add(100_000, topic.new, size=1 << 11)
+    clear = replace(topic.table(), may_be_encrypted=False)
+    text = "SELECT value FROM orders ORDER BY md5(value), value"
+    aggregate = "SELECT count(*) AS c, sum(octet_length(value)) > 200_000_000 AS s FROM orders"
+
+    assert topic.read(aggregate, sql_memory_bytes=64 << 20) == [{"c": 100_000, "s": True}]
+    assert len(topic.read(text, sql_memory_bytes=1 << 30)) == 100_000
+    with pytest.raises(StatementFailed, match="Encrypted topics are never"):
+        topic.read(text, sql_memory_bytes=160 << 20)
+    topic.files = []
+    topic.end = 0
+    topic.add(100_000, None, size=1 << 11)
+    assert (
+        len(topic.read(text, table=replace(clear, files=tuple(topic.files)), sql_memory_bytes=160 << 20))
+        == 100_000
     )
-    files = BucketFiles(sql)
-    source = SourceSettings(
-        store_url=sql.store_url, encryption_provider="file", encryption_key=str(topic.keys.key_file)
-    )
-    engine = DuckDBEngine(sql, Catalog(sql, files), files, lambda: source)
-    own = topic.table()
-    plan = Plan(
-        text="SELECT value FROM orders ORDER BY md5(value), value",
-        tables=(own,),
-        files={own.name: own.files},
-        size_bytes=0,
-        fresh=False,
-    )
-    rows = 0
-    for batch in engine.run(plan, "").batches:
-        rows += batch.num_rows
-        if not seen:
-            seen = [path.read_bytes() for path in spill.rglob("*") if path.is_file()]
-    engine.close()
-    files.close()
-    assert rows == 3000
-    assert sum(map(len, seen)) > 1 << 20
-    assert not any(b"value-1" in data for data in seen)
