@@ -27,7 +27,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final, Literal, Self
@@ -36,6 +36,9 @@ from uuid import uuid4
 from pyiceberg.conversions import from_bytes
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.io.pyarrow import (
+    MetricModeTypes,
+    MetricsMode,
+    StatisticsCollector,
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
     parquet_path_to_id_mapping,
@@ -89,6 +92,8 @@ from pyiceberg.types import (
 from sequencer.history.history_values import HistoryJob, Publication, StagedVersion, TableFile, TableVersion
 from spark_compaction.bucket import Bucket, BucketAddress
 from spark_compaction.footers import ExpectedFile, has_full_footer, last_offset, read_footer, row_groups
+from storage.encryption.parquet_keys import CLEAR_COLUMNS
+from storage.encryption.topic_keyring import TopicKeyring
 from storage.identifiers import ObjectKey, Offset, Partition
 from storage.stores.object_store import ObjectNotFound
 
@@ -329,19 +334,26 @@ class HistoryTableFiles:
         self._on = on
         self.metadata = self._load()
 
-    def describe(self, files: Sequence[ExpectedFile], schema: Schema | None = None) -> list[AddedFile]:
+    def describe(
+        self, files: Sequence[ExpectedFile], keyring: TopicKeyring | None, schema: Schema | None = None
+    ) -> list[AddedFile]:
         """New Parquet files, from their footers in the bucket. Raises ManifestRefused.
 
-        `schema`: the one that they were written with, if it is not the table's.
+        `keyring`: of a topic that is encrypted. `schema`: the one that they were written with, if it is not
+        the table's.
         """
+        describe = partial(self._describe_one, schema or self.metadata.schema(), keyring)
         with ThreadPoolExecutor(_READERS) as pool:
-            return list(pool.map(partial(self._describe_one, schema or self.metadata.schema()), files))
+            return list(pool.map(describe, files))
 
-    def _describe_one(self, schema: Schema, expected: ExpectedFile) -> AddedFile:
-        footer = read_footer(self._bucket, expected)
+    def _describe_one(
+        self, schema: Schema, keyring: TopicKeyring | None, expected: ExpectedFile
+    ) -> AddedFile:
+        footer = read_footer(self._bucket, expected, keyring)
+        plan = compute_statistics_plan(schema, self.metadata.properties)
         statistics = data_file_statistics_from_parquet_metadata(
             parquet_metadata=footer,
-            stats_columns=compute_statistics_plan(schema, self.metadata.properties),
+            stats_columns=plan if keyring is None else _of_clear_columns(plan),
             parquet_column_mapping=parquet_path_to_id_mapping(schema),
         )
         sizes = statistics.column_sizes
@@ -628,6 +640,16 @@ class _Staging:
         return update_snapshot_summaries(
             Summary(operation, **counted.build(), **own), parent.summary if parent is not None else None
         )
+
+
+def _of_clear_columns(plan: Mapping[int, StatisticsCollector]) -> dict[int, StatisticsCollector]:
+    """Manifests are in the clear: they say nothing of what columns hold that are encrypted."""
+    clear = {ICEBERG_SCHEMA.find_field(name).field_id for name in CLEAR_COLUMNS}
+    nothing = MetricsMode(MetricModeTypes.NONE)
+    return {
+        field_id: each if field_id in clear else replace(each, mode=nothing)
+        for field_id, each in plan.items()
+    }
 
 
 def _with_schema(metadata: TableMetadata, change: SchemaChange) -> TableMetadata:

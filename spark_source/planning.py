@@ -15,7 +15,7 @@ from itertools import pairwise
 from spark_source.agents import PartitionEnds, Piece
 from spark_source.settings import SourceSettings
 from spark_source.window import Window
-from storage.encryption.bucket_keys import KeysAtHand
+from storage.encryption.topic_keyring import ReadKeyring
 
 log = logging.getLogger("tidelog")
 
@@ -65,8 +65,8 @@ class PlannedRead:
     topic: str
     partition: int
     pieces: tuple[Piece, ...]
-    keys: KeysAtHand = field(repr=False)
-    """Of the topic. Spark keeps a task in memory and sends it to one executor; it writes it nowhere."""
+    keyring: ReadKeyring | None = field(default=None, repr=False)
+    """None: the topic has no keys. Spark sends a task to one executor, and writes it nowhere."""
 
 
 def wanted(pieces: Iterable[Piece], window: Window) -> Iterator[Piece]:
@@ -102,12 +102,12 @@ def plan_reads(
     *,
     task_bytes: int,
     min_partitions: int,
-    keys: Mapping[str, KeysAtHand] | None = None,
+    keyrings: Mapping[str, ReadKeyring] | None = None,
 ) -> list[PlannedRead]:
-    """Tasks of about `task_bytes` each, or smaller ones so that there are `min_partitions` of them. `keys`:
-    those of encrypted topics, by the topic's name.
+    """Tasks of about `task_bytes` each, or smaller ones so that there are `min_partitions` of them.
+    `keyrings`: those of encrypted topics, by the topic's name.
     """
-    own = keys or {}
+    own = keyrings or {}
     total = sum(piece.length for pieces in found.values() for piece in pieces)
     most = max(1, min(task_bytes, total // min_partitions))
     return [
@@ -115,7 +115,7 @@ def plan_reads(
             topic=topic,
             partition=partition,
             pieces=tuple(group),
-            keys=own.get(topic) or KeysAtHand(topic=topic),
+            keyring=own.get(topic),
         )
         for (topic, partition), pieces in sorted(found.items())
         for group in _groups(pieces, most)

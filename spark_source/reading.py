@@ -17,7 +17,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -33,6 +32,7 @@ from spark_source.window import offsets_between
 from storage.arrow.aborted_batches import columns_of
 from storage.arrow.arrow_schema import HISTORY_SCHEMA
 from storage.encryption.parquet_keys import CLEAR_COLUMNS
+from storage.encryption.topic_keyring import decryption_of
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId
 from storage.stores.object_store import ObjectNotFound
 
@@ -41,7 +41,6 @@ log = logging.getLogger("tidelog")
 _WHOLE_FILE_BYTES = 8 << 20
 _BATCH_BYTES = 8 << 20
 _OFFSET_COLUMN = 1
-_TRIES = 2
 _NO_SEGMENT = SegmentId(UUID(int=0))
 
 
@@ -53,14 +52,6 @@ def read_task(context: ReadContext, task: PlannedRead) -> Iterator[pa.RecordBatc
     for rows in reader.rows():
         if rows.num_rows:
             yield _projected(rows, context.columns, task)
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """A run's bytes, opened, and how many they must be."""
-
-    batches: bytes
-    length: int
 
 
 class _TaskReader:
@@ -122,7 +113,7 @@ class _TaskReader:
         """The bytes of a run, or a Parquet file of which the footer has been read."""
         key = ObjectKey(piece.object_key)
         if piece.kind == "raw":
-            return self._opened(piece)
+            return self._bucket.get(key, piece.position, piece.position + piece.length)
         if piece.length <= _WHOLE_FILE_BYTES:
             data = self._bucket.get(key)
             return self._parquet_file(lambda: pa.BufferReader(data), pre_buffer=False)
@@ -135,7 +126,7 @@ class _TaskReader:
         file = pq.ParquetFile(source(), pre_buffer=pre_buffer, page_checksum_verification=True)
         if set(self._schema.names) <= set(CLEAR_COLUMNS):
             return file
-        decryption = self._task.keys.to_decrypt(file.metadata)
+        decryption = decryption_of(self._task.keyring, file.metadata)
         if decryption is None:
             return file
         return pq.ParquetFile(
@@ -145,27 +136,13 @@ class _TaskReader:
             decryption_properties=decryption,
         )
 
-    def _opened(self, piece: Piece) -> "_Run":
-        """Reads a run, and opens the batches that are sealed. If one does not open, the run is read once
-        more: it may have been damaged on the way.
-        """
-        key, end = ObjectKey(piece.object_key), piece.position + piece.length
-        for _ in range(_TRIES):
-            data = self._bucket.get(key, piece.position, end)
-            is_whole = len(data) == piece.length
-            opened = self._task.keys.opened(data, self._task.partition)
-            if is_whole and opened.is_sound:
-                break
-        batches = bytes(opened.batches)
-        return _Run(batches, len(batches) if is_whole else piece.length)
-
     def _rows_of(self, piece: Piece, loaded: Any) -> Iterator[pa.RecordBatch]:
         if piece.kind == "raw":
             yield from self._decoded(piece, loaded)
         else:
             yield from self._of_file(piece, loaded)
 
-    def _decoded(self, piece: Piece, loaded: "_Run") -> Iterator[pa.RecordBatch]:
+    def _decoded(self, piece: Piece, data: bytes) -> Iterator[pa.RecordBatch]:
         key = ObjectKey(piece.object_key)
         run = RunToCompact(
             partition=Partition(self._task.partition),
@@ -176,14 +153,13 @@ class _TaskReader:
             segment_id=_NO_SEGMENT,  # decoding needs the bytes alone
             object_key=key,
             position=BytePosition(piece.position),
-            length=loaded.length,
+            length=piece.length,
         )
 
         def reread(start: int, end: int) -> bytes:
-            again = self._opened(piece)
-            return (again if again.length == loaded.length else loaded).batches[start:end]
+            return self._bucket.get(key, piece.position + start, piece.position + end)
 
-        for event in decode_run(run, loaded.batches, reread, columns_of(piece.aborted)):
+        for event in decode_run(run, data, reread, columns_of(piece.aborted), self._task.keyring):
             if not isinstance(event, UndecodableRange):
                 yield event.rows.select(self._schema.names)
             else:

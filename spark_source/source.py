@@ -312,7 +312,7 @@ def _planned(
             pieces.append(piece)
         heed_loss(missing(one, pieces, agents.partition), fail=context.fail_on_data_loss)
         found[one.topic, one.partition] = list(wanted(pieces, context.window))
-    keys = {
+    keyrings = {
         topic: source_keys.of_topic(
             topic,
             TopicId(UUID(ends.topic_id)),
@@ -321,7 +321,9 @@ def _planned(
         for topic, ends in topics.items()
         if ends.may_be_encrypted
     }
-    tasks = plan_reads(found, task_bytes=settings.source_task_bytes, min_partitions=min_partitions, keys=keys)
+    tasks = plan_reads(
+        found, task_bytes=settings.source_task_bytes, min_partitions=min_partitions, keyrings=keyrings
+    )
     return [ReadPartition(task) for task in tasks]
 
 

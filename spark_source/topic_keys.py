@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_source.settings import SourceSettings
-from storage.encryption.bucket_keys import KeysAtHand, read_topic_keys
+from storage.encryption.bucket_keys import read_topic_keys
 from storage.encryption.key_objects import KeyObjects
 from storage.encryption.key_wrapping import key_wrapping
+from storage.encryption.topic_keyring import ReadKeyring
 from storage.identifiers import ObjectKey, TopicId
 from storage.segments.keys import cluster_of
 from storage.stores.object_store import StoreUnavailable
@@ -23,7 +24,7 @@ from storage.stores.open_store import open_store
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    found: KeysAtHand
+    found: ReadKeyring
     until_s: float
 
 
@@ -37,16 +38,16 @@ class SourceKeys:
     def __getstate__(self) -> dict[str, Any]:
         return {"_settings": self._settings, "_kept": {}}
 
-    def of_topic(self, topic: str, topic_id: TopicId, objects: Iterable[str]) -> KeysAtHand:
+    def of_topic(self, topic: str, topic_id: TopicId, objects: Iterable[str]) -> ReadKeyring:
         """Returns the keys that the topic has now. Ask after its objects are known: a key is in the bucket
         before what it encrypts. `objects` are keys of objects with its records.
         """
         cluster = next(filter(None, (cluster_of(ObjectKey(key)) for key in objects)), None)
         if cluster is None:
-            return KeysAtHand(topic=topic)
+            return _nothing(topic, "")
         now_s = time.monotonic()
         kept = self._kept.get(topic_id)
-        known = kept.found if kept is not None and kept.until_s > now_s else KeysAtHand(topic=topic)
+        known = kept.found if kept is not None and kept.until_s > now_s else _nothing(topic, "")
         found = asyncio.run(self._read(cluster, topic, topic_id, known))
         if kept is None or kept.until_s <= now_s:
             self._kept[topic_id] = _Kept(found, now_s + self._settings.encryption_key_life_s)
@@ -54,11 +55,11 @@ class SourceKeys:
             self._kept[topic_id] = _Kept(found, kept.until_s)
         return found
 
-    async def _read(self, cluster: str, topic: str, topic_id: TopicId, known: KeysAtHand) -> KeysAtHand:
+    async def _read(self, cluster: str, topic: str, topic_id: TopicId, known: ReadKeyring) -> ReadKeyring:
         try:
             store = await open_store(self._settings.store_url, self._settings)
         except StoreUnavailable as error:
-            return KeysAtHand(topic=topic, reason=str(error))
+            return _nothing(topic, str(error))
         try:
             return await read_topic_keys(
                 KeyObjects(store, cluster),
@@ -66,7 +67,11 @@ class SourceKeys:
                 self._settings,
                 topic=topic,
                 topic_id=topic_id,
-                known=known.keys,
+                known=known.by_id,
             )
         finally:
             await store.close()
+
+
+def _nothing(topic: str, reason: str) -> ReadKeyring:
+    return ReadKeyring(by_id={}, refused={}, topic=topic, reason=reason)

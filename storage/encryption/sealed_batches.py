@@ -62,13 +62,6 @@ def is_sealed(batch: Buffer, position: int = 0) -> bool:
     return int(batch[position + _ATTRIBUTES]) & _SEALED == _SEALED
 
 
-def sealing_key_id(batch: Buffer) -> KeyId:
-    """Returns the id of the key that sealed a sealed batch. Raises SealBroken."""
-    if len(batch) < HEADER_BYTES + SEAL_BYTES:
-        raise SealBroken("a sealed batch is cut short")
-    return KeyId(_HEAD.unpack_from(batch, HEADER_BYTES)[2])
-
-
 class TopicKey:
     """One key of a topic. Threads may share it."""
 
@@ -204,7 +197,8 @@ def opened(batches: Buffer, partition: int, keys: Mapping[KeyId, TopicKey]) -> b
     for position, size_bytes, _ in index_batches(view, 0, len(view)).tolist():
         batch = view[position : position + size_bytes]
         if is_sealed(batch):
-            parts.append(keys[sealing_key_id(batch)].open(batch, partition))
+            key_id = KeyId(_HEAD.unpack_from(batch, HEADER_BYTES)[2])
+            parts.append(keys[key_id].open(batch, partition))
         else:
             parts.append(batch)
     return b"".join(parts)

@@ -17,16 +17,16 @@ from spark_source.reading import _WHOLE_FILE_BYTES, read_task
 from spark_source.settings import SourceSettings
 from spark_source.window import Window
 from storage.arrow.arrow_schema import HISTORY_SCHEMA, RECORD_SCHEMA
-from storage.encryption.bucket_keys import KeysAtHand
 from storage.encryption.key_wrapping import KeyUnavailable
 from storage.encryption.sealed_batches import SealBroken, TopicKey
+from storage.encryption.topic_keyring import ReadKeyring
 from storage.identifiers import KeyId, ObjectKey, Partition, TopicId
 from tests.agent.running import a_batch
 from tests.storage.encryption.test_parquet_keys import TOPIC
 
 OLD, NEW = TopicKey(TOPIC, KeyId(17), bytes(32)), TopicKey(TOPIC, KeyId(18), bytes(range(32)))
-KEYS = KeysAtHand(topic="orders", keys={OLD.key_id: OLD, NEW.key_id: NEW})
-NONE = KeysAtHand(topic="orders", reason="set TIDELOG_ENCRYPTION_PROVIDER")
+KEYS = ReadKeyring(by_id={OLD.key_id: OLD, NEW.key_id: NEW}, refused={}, topic="orders", reason="no such key")
+NONE = ReadKeyring(by_id={}, refused={}, topic="orders", reason="set TIDELOG_ENCRYPTION_PROVIDER")
 CLEAR = ("partition", "offset", "timestamp", "timestamp_type")
 
 
@@ -96,7 +96,7 @@ class Log:
 
     def read(
         self,
-        keys: KeysAtHand,
+        keys: ReadKeyring,
         *columns: str,
         pieces: slice = slice(None),
         window: Window | None = None,
@@ -110,7 +110,7 @@ class Log:
         )
         own = {("orders", 3): self.pieces[pieces]}
         tasks: list[PlannedRead] = plan_reads(
-            own, task_bytes=1 << 40, min_partitions=1, keys={"orders": keys}
+            own, task_bytes=1 << 40, min_partitions=1, keyrings={"orders": keys}
         )
         return pa.Table.from_batches(
             [rows for task in pickle.loads(pickle.dumps(tasks)) for rows in read_task(context, task)]
@@ -154,12 +154,12 @@ def test_without_keys_columns_in_the_clear_of_files_are_read_and_others_name_the
 
 
 def test_a_destroyed_key_fails_what_it_encrypted_and_nothing_else(log: Log) -> None:
-    left = replace(KEYS, keys={NEW.key_id: NEW})
+    left = replace(KEYS, by_id={NEW.key_id: NEW})
 
     assert log.read(left, "value", pieces=slice(2, 4)).column("value").to_pylist() == [b"4", b"5", b"6"]
     assert log.read(left, "value", pieces=slice(5, 6)).column("value").to_pylist() == [b"10"]
     for number in (1, 4):
-        with pytest.raises(KeyUnavailable, match="0000000000000011: the bucket has no such key"):
+        with pytest.raises(KeyUnavailable, match="0000000000000011: no such key"):
             log.read(left, "value", pieces=slice(number, number + 1), fail_on_data_loss=False)
 
 

@@ -306,15 +306,16 @@ class DuckDBEngine:
         if self._keys is None:
             self._keys = SourceKeys(self._source())
         assert table.topic_id is not None, "a table that the catalog served has a topic"
-        keys = self._keys.of_topic(table.topic, table.topic_id, [file.key for file in table.files])
-        keys = replace(keys, keys={**keys.keys, self._tail_key.key_id: self._tail_key})
+        keyring = self._keys.of_topic(table.topic, table.topic_id, [file.key for file in table.files])
+        own = {**keyring.by_id, self._tail_key.key_id: self._tail_key}
+        keyring = replace(keyring, by_id=own)
         test = plan.may_pass.get(table.name, lambda _: True)
 
         def rows(paths: Sequence[str]) -> str:
             if not paths:
                 return _rows(table, paths)
             name = f"__scan_{next(self._scans)}"
-            runner.register(name, encrypted_scan(table, paths, keys, test, self._files))
+            runner.register(name, encrypted_scan(table, paths, keyring, test, self._files))
             return f"SELECT * FROM temp.main.{quoted(name)}"
 
         return rows

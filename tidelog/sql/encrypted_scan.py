@@ -22,10 +22,10 @@ import pyarrow.parquet as pq
 
 from spark_compaction.history_file import PARQUET_SCHEMA, typed_columns
 from spark_compaction.typed.columns import leaf_type
-from storage.encryption.bucket_keys import KeysAtHand
 from storage.encryption.key_wrapping import KeyUnavailable
 from storage.encryption.parquet_keys import CLEAR_COLUMNS
 from storage.encryption.sealed_batches import SealBroken
+from storage.encryption.topic_keyring import ReadKeyring, decryption_of
 from storage.stores.object_store import ObjectNotFound, StoreUnavailable
 from tidelog.sql.bucket_files import BucketFiles, OpenFile
 from tidelog.sql.catalog import Column, Table
@@ -68,14 +68,14 @@ class EncryptedScan(ds.InMemoryDataset):
 
 
 def encrypted_scan(
-    table: Table, paths: Sequence[str], keys: KeysAtHand, may_pass: MayPass, files: BucketFiles
+    table: Table, paths: Sequence[str], keyring: ReadKeyring, may_pass: MayPass, files: BucketFiles
 ) -> EncryptedScan:
     """`may_pass` says of a row group's bounds if a row of it may be needed. A scan that fails leaves the
     reason in `files.failure`. Raises NotInDuckDB for a type that Arrow lacks.
     """
     schema = pa.schema([_field(column) for column in table.columns])
     scan = EncryptedScan(pa.Table.from_batches([], schema=schema))  # type: ignore[call-arg]  # stubs lack it
-    scan._parts = _Parts(schema, tuple(paths), keys, may_pass, files)
+    scan._parts = _Parts(schema, tuple(paths), keyring, may_pass, files)
     return scan
 
 
@@ -83,7 +83,7 @@ def encrypted_scan(
 class _Parts:
     schema: pa.Schema
     paths: tuple[str, ...]
-    keys: KeysAtHand
+    keyring: ReadKeyring
     may_pass: MayPass
     files: BucketFiles
 
@@ -102,7 +102,7 @@ class _Parts:
         wanted = {_id(field) for field in schema}
         own = [field.name for field in file.schema_arrow if _id(field) in wanted] or [_COUNTED]
         if not set(own) <= set(CLEAR_COLUMNS):
-            decryption = self.keys.to_decrypt(file.metadata)
+            decryption = decryption_of(self.keyring, file.metadata)
             if decryption is not None:
                 file = _opened(self.files, path, decryption)
         groups = [

@@ -62,12 +62,12 @@ def write_tail(
         context = ReadContext(
             settings=settings, columns=tuple(HISTORY_SCHEMA.names), window=Window(), fail_on_data_loss=False
         )
-        keys = {}
+        keyrings = {}
         if ends.may_be_encrypted:
             objects = (piece.object_key for own in pieces.values() for piece in own)
             found = SourceKeys(settings).of_topic(table.topic, TopicId(UUID(ends.topic_id)), objects)
-            keys = {table.topic: found}
-        tasks = plan_reads(pieces, task_bytes=settings.source_task_bytes, min_partitions=1, keys=keys)
+            keyrings = {table.topic: found}
+        tasks = plan_reads(pieces, task_bytes=settings.source_task_bytes, min_partitions=1, keyrings=keyrings)
         rows = _until(stop, (rows for task in tasks for rows in read_task(context, task)))
         return _write(rows, path, key)
     except KeyUnavailable as failed:

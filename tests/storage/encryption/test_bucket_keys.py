@@ -9,11 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage.encryption.bucket_keys import KeysAtHand, read_topic_keys
+from storage.encryption.bucket_keys import read_topic_keys
 from storage.encryption.key_objects import KeyObjects, WrappedKey
 from storage.encryption.key_wrapping import FileKeys, KeyUnavailable
 from storage.encryption.sealed_batches import KEY_BYTES, TopicKey
 from storage.encryption.settings import EncryptionSettings
+from storage.encryption.topic_keyring import ReadKeyring, decryption_of, opened_batches
 from storage.identifiers import KeyId, TopicId, new_key_id
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
@@ -45,15 +46,21 @@ class Bucket:
         )
         return key_id
 
-    async def read(self, topic_id: TopicId = TOPIC, known: KeysAtHand | None = None) -> KeysAtHand:
+    async def read(self, topic_id: TopicId = TOPIC, known: ReadKeyring | None = None) -> ReadKeyring:
         return await read_topic_keys(
             self.objects,
             self.wrapping,
             SETTINGS,
             topic="orders",
             topic_id=topic_id,
-            known=None if known is None else known.keys,
+            known=None if known is None else known.by_id,
         )
+
+
+def need(keyring: ReadKeyring, key_id: KeyId) -> None:
+    """Opens a batch of this key."""
+    batch = TopicKey(TOPIC, key_id, SECRET).seal(a_batch(b"a secret"), 0)
+    opened_batches(keyring, batch, 0)
 
 
 @pytest.fixture
@@ -67,9 +74,9 @@ async def test_all_keys_of_the_topic_are_read_and_none_of_others(bucket: Bucket)
 
     found = pickle.loads(pickle.dumps(await bucket.read()))
 
-    assert set(found.keys) == set(own)
+    assert set(found.by_id) == set(own)
     sealed = TopicKey(TOPIC, own[3], bytes([3]) * KEY_BYTES).seal(a_batch(b"a secret"), 7)
-    assert found.opened(sealed, 7).batches == a_batch(b"a secret")
+    assert opened_batches(found, sealed, 7) == a_batch(b"a secret")
     assert repr(SECRET)[2:-1] not in repr(found)
 
 
@@ -81,23 +88,23 @@ async def test_keys_that_are_known_need_no_provider_and_destroyed_ones_are_forgo
 
     found = await bucket.read(known=known)
 
-    assert set(found.keys) == {second}
+    assert set(found.by_id) == {second}
     with pytest.raises(
         KeyUnavailable, match=f"'orders' is encrypted with the key {first:016x}: the bucket has"
     ):
-        found.key(first)
+        need(found, first)
 
 
 async def test_without_a_provider_only_what_needs_a_key_fails_and_names_the_settings(bucket: Bucket) -> None:
     found = await read_topic_keys(bucket.objects, None, SETTINGS, topic="orders", topic_id=TOPIC)
     clear = a_batch(b"in the clear")
 
-    assert found.opened(clear, 0) == (clear, True)
-    assert found.to_decrypt(pq.read_metadata(pa.BufferReader(a_file(None)))) is None
+    assert opened_batches(found, clear, 0) == clear
+    assert decryption_of(found, pq.read_metadata(pa.BufferReader(a_file(None)))) is None
     with pytest.raises(KeyUnavailable, match=r"'orders'.*TIDELOG_ENCRYPTION_PROVIDER"):
-        found.opened(clear + KEY.seal(clear, 0), 0)
+        opened_batches(found, clear + KEY.seal(clear, 0), 0)
     with pytest.raises(KeyUnavailable, match=r"'orders'.*TIDELOG_ENCRYPTION_PROVIDER"):
-        found.to_decrypt(pq.read_metadata(pa.BufferReader(a_file())))
+        decryption_of(found, pq.read_metadata(pa.BufferReader(a_file())))
 
 
 async def test_a_key_that_cannot_be_had_leaves_the_others(bucket: Bucket) -> None:
@@ -108,11 +115,11 @@ async def test_a_key_that_cannot_be_had_leaves_the_others(bucket: Bucket) -> Non
 
     found = await bucket.read()
 
-    assert set(found.keys) == {new}
+    assert set(found.by_id) == {new}
     with pytest.raises(KeyUnavailable, match="has no key named file:first"):
-        found.key(old)
+        need(found, old)
     with pytest.raises(KeyUnavailable, match="tidelog keys rewrap"):
-        found.key(damaged)
+        need(found, damaged)
 
 
 async def test_keys_are_bounded(bucket: Bucket) -> None:
@@ -120,9 +127,9 @@ async def test_keys_are_bounded(bucket: Bucket) -> None:
 
     found = await bucket.read()
 
-    assert not found.keys
+    assert not found.by_id
     with pytest.raises(KeyUnavailable, match="raise TIDELOG_ENCRYPTION_KEYS_KEPT"):
-        found.key(ids[0])
+        need(found, ids[0])
 
 
 async def test_a_provider_that_does_not_answer_is_asked_once_and_not_for_each_key(bucket: Bucket) -> None:
@@ -139,17 +146,4 @@ async def test_a_provider_that_does_not_answer_is_asked_once_and_not_for_each_ke
         writer.write("ended\n")  # the one thread that reads it goes on
     assert set(found.refused) == set(ids)
     with pytest.raises(KeyUnavailable, match=r"within 0\.1 s"):
-        found.key(ids[0])
-
-
-def test_a_damaged_batch_stays_as_it_is_and_the_others_open() -> None:
-    clear = a_batch(b"one"), a_batch(b"two")
-    sealed = [bytearray(KEY.seal(batch, 0)) for batch in (*clear, *clear)]
-    sealed[1][-1] ^= 1
-    sealed[2][66] ^= 1  # in the key's id
-    keys = KeysAtHand(topic="orders", keys={KEY.key_id: KEY})
-
-    found = keys.opened(b"".join(sealed), 0)
-
-    assert found == (b"".join([clear[0], sealed[1], sealed[2], clear[1]]), False)
-    assert keys.opened(b"".join(sealed)[:-1], 0) == (b"".join(sealed)[:-1], False)
+        need(found, ids[0])
