@@ -464,6 +464,8 @@ class TopicCompactor:
         try:
             while (merged := await merger.run_job()) is not None:
                 self.done = replace(self.done, merged_files=self.done.merged_files + merged)
+            if self.done.merged_files and not self.done.waits:
+                await self._sequencer.history.note_wait(self.topic.topic_id, None)
         except KeyUnavailable as missing:
             await self._note_wait(missing)
         if merger.refused:

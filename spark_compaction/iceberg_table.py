@@ -10,8 +10,9 @@ A topic's history as an Iceberg table. `parquet_schema` has the same columns for
 
 A record without a timestamp (Kafka's -1) has a null timestamp. Tables are sorted by (partition, offset) and
 have no partition spec: a file holds contiguous offsets of one Kafka partition, so its column bounds prune as
-well as a spec would, and a later layout may put several partitions into one file. Bounds are kept for
-partition, offset, timestamp and timestamp_type; keys and values are payload.
+well as a spec would, and a later layout may put several partitions into one file. Bounds and counts are kept
+for partition, offset, timestamp and timestamp_type. All else is payload, which may be encrypted; manifests
+never are.
 
 The bucket for PyIceberg: Iceberg locations in, objects of the bucket out.
 
@@ -27,7 +28,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final, Literal, Self
@@ -36,9 +37,6 @@ from uuid import uuid4
 from pyiceberg.conversions import from_bytes
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.io.pyarrow import (
-    MetricModeTypes,
-    MetricsMode,
-    StatisticsCollector,
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
     parquet_path_to_id_mapping,
@@ -92,7 +90,6 @@ from pyiceberg.types import (
 from sequencer.history.history_values import HistoryJob, Publication, StagedVersion, TableFile, TableVersion
 from spark_compaction.bucket import Bucket, BucketAddress
 from spark_compaction.footers import ExpectedFile, has_full_footer, last_offset, read_footer, row_groups
-from storage.encryption.parquet_keys import CLEAR_COLUMNS
 from storage.encryption.topic_keyring import TopicKeyring
 from storage.identifiers import ObjectKey, Offset, Partition
 from storage.stores.object_store import ObjectNotFound
@@ -350,10 +347,9 @@ class HistoryTableFiles:
         self, schema: Schema, keyring: TopicKeyring | None, expected: ExpectedFile
     ) -> AddedFile:
         footer = read_footer(self._bucket, expected, keyring)
-        plan = compute_statistics_plan(schema, self.metadata.properties)
         statistics = data_file_statistics_from_parquet_metadata(
             parquet_metadata=footer,
-            stats_columns=plan if keyring is None else _of_clear_columns(plan),
+            stats_columns=compute_statistics_plan(schema, self.metadata.properties),
             parquet_column_mapping=parquet_path_to_id_mapping(schema),
         )
         sizes = statistics.column_sizes
@@ -640,16 +636,6 @@ class _Staging:
         return update_snapshot_summaries(
             Summary(operation, **counted.build(), **own), parent.summary if parent is not None else None
         )
-
-
-def _of_clear_columns(plan: Mapping[int, StatisticsCollector]) -> dict[int, StatisticsCollector]:
-    """Manifests are in the clear: they say nothing of what columns hold that are encrypted."""
-    clear = {ICEBERG_SCHEMA.find_field(name).field_id for name in CLEAR_COLUMNS}
-    nothing = MetricsMode(MetricModeTypes.NONE)
-    return {
-        field_id: each if field_id in clear else replace(each, mode=nothing)
-        for field_id, each in plan.items()
-    }
 
 
 def _with_schema(metadata: TableMetadata, change: SchemaChange) -> TableMetadata:

@@ -187,7 +187,7 @@ def _pending(topic_id: TopicId, batch: SentBatch) -> PendingBatch:
 
 
 def _sealed(pending: PendingBatch, key: TopicKey) -> PendingBatch:
-    data = key.seal(pending.batch.data, pending.partition)
+    data = memoryview(key.seal(pending.batch.data, pending.partition))
     return replace(pending, batch=replace(pending.batch, data=data, header=read_header(data)))
 
 
