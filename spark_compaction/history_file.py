@@ -367,16 +367,16 @@ def _as(column: "pa.Array[Any]", kind: "pa.DataType") -> "pa.Array[Any]":
     lists: Any = pa.ListArray
     if pa.types.is_map(target):
         items = _as(source.items, target.item_type)
-        return cast("pa.Array[Any]", maps.from_arrays(_list_offsets(source), source.keys, items, type=target))
+        return cast("pa.Array[Any]", maps.from_arrays(list_offsets(source), source.keys, items, type=target))
     if pa.types.is_list(target):
         values = _as(source.values, target.value_type)
-        return cast("pa.Array[Any]", lists.from_arrays(_list_offsets(source), values, type=target))
+        return cast("pa.Array[Any]", lists.from_arrays(list_offsets(source), values, type=target))
     if isinstance(target, pa.BaseExtensionType) and not isinstance(source.type, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(target, source)
     return cast("pa.Array[Any]", source.cast(target))
 
 
-def _list_offsets(column: Any) -> "pa.Array[Any]":
+def list_offsets(column: Any) -> "pa.Array[Any]":
     """The offsets, null where the list is."""
     starts = column.offsets
     if not column.null_count:

@@ -38,7 +38,7 @@ from storage.stores.object_store import ObjectNotFound
 
 log = logging.getLogger("tidelog")
 
-_WHOLE_FILE_BYTES = 8 << 20
+WHOLE_FILE_BYTES = 8 << 20
 _BATCH_BYTES = 8 << 20
 _OFFSET_COLUMN = 1
 _NO_SEGMENT = SegmentId(UUID(int=0))
@@ -114,11 +114,11 @@ class _TaskReader:
         key = ObjectKey(piece.object_key)
         if piece.kind == "raw":
             return self._bucket.get(key, piece.position, piece.position + piece.length)
-        if piece.length <= _WHOLE_FILE_BYTES:
+        if piece.length <= WHOLE_FILE_BYTES:
             data = self._bucket.get(key)
             return self._parquet_file(lambda: pa.BufferReader(data), pre_buffer=False)
         return self._parquet_file(
-            lambda: pa.PythonFile(_RangedObject(self._bucket, key, piece.length), mode="r"), pre_buffer=True
+            lambda: pa.PythonFile(RangedObject(self._bucket, key, piece.length), mode="r"), pre_buffer=True
         )
 
     def _parquet_file(self, source: Callable[[], Any], *, pre_buffer: bool) -> pq.ParquetFile:
@@ -206,7 +206,7 @@ def _projected(rows: pa.RecordBatch, columns: Sequence[str], task: PlannedRead) 
     return pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
-class _RangedObject(io.RawIOBase):
+class RangedObject(io.RawIOBase):
     """An object of the bucket as a file: each read is one ranged GET."""
 
     def __init__(self, bucket: Bucket, key: ObjectKey, size: int) -> None:

@@ -76,9 +76,7 @@ class TidelogSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(dict(self.options), streaming=False)
         context = _context(self.settings(), options, schema)
-        # Spark refuses a reader that takes filters where the session does not push them.
-        takes_filters = _PUSHDOWN_WORKER in sys.modules or _is_main(_PUSHDOWN_WORKER)
-        return (FilteringReader if takes_filters else Reader)(context, options)
+        return (FilteringReader if takes_filters() else Reader)(context, options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - PySpark's name
         options = read_options(dict(self.options), streaming=True)
@@ -99,6 +97,11 @@ def _appending(options: Mapping[str, str], overwrite: bool) -> dict[str, str]:
     if overwrite:
         raise InvalidOption("a log cannot be overwritten: use mode append")
     return dict(options)
+
+
+def takes_filters() -> bool:
+    """Spark refuses a reader that takes filters where the session does not push them."""
+    return _PUSHDOWN_WORKER in sys.modules or _is_main(_PUSHDOWN_WORKER)
 
 
 def _is_main(module: str) -> bool:

@@ -13,7 +13,7 @@ from spark_compaction.bucket import LocalBucket
 from spark_compaction.history_file import HistoryFile
 from spark_source.agents import Piece
 from spark_source.planning import DataLoss, PlannedRead, ReadContext, plan_reads
-from spark_source.reading import _WHOLE_FILE_BYTES, read_task
+from spark_source.reading import WHOLE_FILE_BYTES, read_task
 from spark_source.settings import SourceSettings
 from spark_source.window import Window
 from storage.arrow.arrow_schema import HISTORY_SCHEMA, RECORD_SCHEMA
@@ -191,7 +191,7 @@ def test_a_large_encrypted_file_is_read_by_ranges(tmp_path: Path) -> None:
     log = Log(tmp_path)
     values = [os.urandom(1 << 18) for _ in range(40)]
     log.add_file(*values, key=NEW)
-    assert log.pieces[0].length > _WHOLE_FILE_BYTES
+    assert log.pieces[0].length > WHOLE_FILE_BYTES
 
     assert log.read(KEYS, "value").column("value").to_pylist() == values
     cut = replace(log.pieces[0], first_offset=30, end_offset=31)

@@ -255,7 +255,10 @@ class Catalog:
             if count <= self._settings.sql_duckdb_files:
                 files = self._data_files(snapshot["manifest-list"], columns)
             else:
-                raise NotInDuckDB(f"{name} has {count:,} files, more than TIDELOG_SQL_DUCKDB_FILES")
+                more = f"{name} has {count:,} files, more than TIDELOG_SQL_DUCKDB_FILES"
+                if _MAY_BE_ENCRYPTED in answer["config"]:
+                    raise StatementFailed(f"{more}, and its topic is encrypted.", "Raise it for this call.")
+                raise NotInDuckDB(more)
         return Table(
             name=name,
             topic=self._topic_of(name, str(metadata["location"])),

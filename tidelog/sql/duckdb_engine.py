@@ -12,12 +12,9 @@ Promises:
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import re
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +35,7 @@ from storage.stores.object_store import ObjectNotFound
 from tidelog.sql.bucket_files import SCHEME, BucketFiles, BucketFileSystem
 from tidelog.sql.catalog import Catalog, Column, DataFile, Table
 from tidelog.sql.engine import NAMESPACE, Answer, NotInDuckDB, StatementFailed
+from tidelog.sql.own_directory import OwnDirectory
 from tidelog.sql.scan_filters import MayPass, may_pass
 from tidelog.sql.settings import SqlSettings
 from tidelog.sql.statements import for_duckdb, quoted, unquoted
@@ -47,8 +45,6 @@ _VECTOR_ROWS: Final = 2_048
 """DuckDB's own batch: smaller ones cost it as much."""
 _BATCH_BYTES: Final = 8 << 20
 _CATALOG: Final = "tidelog"
-_PREFIX: Final = "tidelog-sql-"
-_LOCK: Final = "lock"
 _USE: Final = f"USE {_CATALOG}.{NAMESPACE}"
 _TEXT: Final = (
     f"CREATE MACRO {_CATALOG}.{NAMESPACE}.text(x BLOB) AS coalesce(try(decode(x)), CAST(x AS VARCHAR)), "
@@ -515,28 +511,3 @@ def _said(text: str, lines_before: int) -> str:
     """DuckDB's message, with the numbers of the statement's own lines."""
     text = re.sub(r"^[A-Z][\w ]* Error: ", "", text)
     return _LINE.sub(lambda found: f"LINE {max(1, int(found[1]) - lines_before)}: ", text).strip()
-
-
-class OwnDirectory:
-    """A temporary directory. A process that lives holds a lock in it, also where processes of several
-    containers share the place.
-    """
-
-    def __init__(self) -> None:
-        _sweep(Path(tempfile.gettempdir()))
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        self._lock = os.open(self.path / f".{_LOCK}", os.O_CREAT | os.O_RDWR, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        (self.path / f".{_LOCK}").rename(self.path / _LOCK)  # only a lock that is held has this name
-
-    def close(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
-
-
-def _sweep(place: Path) -> None:
-    """Removes the directories whose locks nobody holds. Those of other users stay."""
-    for directory in place.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError), (directory / _LOCK).open("r+") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(directory, ignore_errors=True)

@@ -4,40 +4,28 @@ groups as they are scanned.
 DuckDB asks it for columns and a filter at each scan, and drops the filters that it hands over.
 
 Promises:
-- Only the columns that a scan needs are read, and only row groups whose bounds in the clear may pass.
-- A scan holds one column chunk of each column, and a few batches of `_BATCH_BYTES`.
-- A scan that needs no encrypted column needs no key. Without the key of a file the statement fails, and says
-  how to give it.
-- A column is found by its field id, so files may be older than a column.
+- A scan reads only the columns that DuckDB asks for, and has a few batches in memory (`encrypted_files.py`).
+- Without the key of a file the statement fails, and says how to give it.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from functools import partial
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 
-from spark_compaction.history_file import PARQUET_SCHEMA, typed_columns
-from spark_compaction.typed.columns import leaf_type
 from storage.encryption.key_wrapping import KeyUnavailable
 from storage.encryption.parquet_keys import CLEAR_COLUMNS
 from storage.encryption.sealed_batches import SealBroken
-from storage.encryption.topic_keyring import ReadKeyring, decryption_of
+from storage.encryption.topic_keyring import ReadKeyring
 from storage.stores.object_store import ObjectNotFound, StoreUnavailable
 from tidelog.sql.bucket_files import BucketFiles, OpenFile
-from tidelog.sql.catalog import Column, Table
-from tidelog.sql.engine import NotInDuckDB, StatementFailed
-from tidelog.sql.scan_filters import Bounds, MayPass
-
-_BATCH_BYTES: Final = 8 << 20
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_FIELD_ID: Final = b"PARQUET:field_id"
-_BOUNDED: Final = ("partition", "offset", "timestamp")
-_COUNTED: Final = "offset"
-"""Read where a file has none of the wanted columns: it says how many rows there are."""
+from tidelog.sql.catalog import Table
+from tidelog.sql.encrypted_files import arrow_schema, decrypted_rows
+from tidelog.sql.engine import StatementFailed
+from tidelog.sql.scan_filters import MayPass
 
 
 class EncryptedScan(ds.InMemoryDataset):
@@ -73,7 +61,7 @@ def encrypted_scan(
     """`may_pass` says of a row group's bounds if a row of it may be needed. A scan that fails leaves the
     reason in `files.failure`. Raises NotInDuckDB for a type that Arrow lacks.
     """
-    schema = pa.schema([_field(column) for column in table.columns])
+    schema = arrow_schema(table.columns)
     scan = EncryptedScan(pa.Table.from_batches([], schema=schema))  # type: ignore[call-arg]  # stubs lack it
     scan._parts = _Parts(schema, tuple(paths), keyring, may_pass, files)
     return scan
@@ -91,58 +79,14 @@ class _Parts:
         """The rows, with the columns of `schema`."""
         for path in self.paths:
             try:
-                yield from self._of_file(path, schema)
+                yield from decrypted_rows(partial(self._open, path), self.keyring, schema, self.may_pass)
             except Exception as error:
                 if self.files.failure is None:
                     self.files.failure = _said(path, error)
                 raise
 
-    def _of_file(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        file = _opened(self.files, path, None)
-        wanted = {_id(field) for field in schema}
-        own = [field.name for field in file.schema_arrow if _id(field) in wanted] or [_COUNTED]
-        if not set(own) <= set(CLEAR_COLUMNS):
-            decryption = decryption_of(self.keyring, file.metadata)
-            if decryption is not None:
-                file = _opened(self.files, path, decryption)
-        groups = [
-            number for number in range(file.num_row_groups) if self.may_pass(_bounds(file.metadata, number))
-        ]
-        if not groups:
-            return
-        size = sum(file.metadata.row_group(number).total_byte_size for number in groups)
-        rows = sum(file.metadata.row_group(number).num_rows for number in groups)
-        per_batch = max(1, rows * _BATCH_BYTES // max(size, _BATCH_BYTES))
-        for batch in file.iter_batches(
-            batch_size=per_batch, row_groups=groups, columns=own, use_threads=False
-        ):
-            columns = typed_columns(batch.schema, batch.columns, list(schema))
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _opened(files: BucketFiles, path: str, decryption: Any) -> pq.ParquetFile:
-    return pq.ParquetFile(
-        pa.PythonFile(OpenFile(files, path), mode="r"),
-        decryption_properties=decryption,
-        page_checksum_verification=True,
-    )
-
-
-def _bounds(metadata: pq.FileMetaData, number: int) -> dict[str, Bounds]:
-    """Of the columns in the clear: to ask for those of others would end the process."""
-    found: dict[str, Bounds] = {}
-    group = metadata.row_group(number)
-    for place in range(min(len(_BOUNDED), metadata.num_columns)):
-        name = metadata.schema.column(place).path
-        if name in _BOUNDED:
-            bounds: Any = group.column(place).statistics
-            if bounds is not None and bounds.has_min_max:
-                found[name] = Bounds(_number(bounds.min), _number(bounds.max))
-    return found
-
-
-def _number(value: Any) -> int:
-    return (value - _EPOCH) // timedelta(microseconds=1) if isinstance(value, datetime) else int(value)
+    def _open(self, path: str) -> pa.PythonFile:
+        return pa.PythonFile(OpenFile(self.files, path), mode="r")
 
 
 def _said(path: str, error: Exception) -> Exception:
@@ -155,40 +99,3 @@ def _said(path: str, error: Exception) -> Exception:
     if isinstance(error, SealBroken | pa.ArrowException | OSError | ValueError):
         return StatementFailed(f"{path} is damaged, or its key is another: {error}")
     return error
-
-
-def _id(field: "pa.Field[Any]") -> bytes:
-    return (field.metadata or {}).get(_FIELD_ID, b"")
-
-
-def _field(column: Column) -> "pa.Field[Any]":
-    """The column as Arrow has it."""
-    record = next((field for field in PARQUET_SCHEMA if _id(field) == str(column.field_id).encode()), None)
-    if column.kind is None and record is not None:
-        return record.with_name(column.name).with_nullable(True)
-    return _with_id(column.name, column.kind, column.field_id)
-
-
-def _with_id(name: str, kind: Any, field_id: int) -> "pa.Field[Any]":
-    return pa.field(name, _arrow(kind), metadata={_FIELD_ID: str(field_id).encode()})
-
-
-def _arrow(kind: Any) -> Any:
-    """Arrow's type of an Iceberg type."""
-    if isinstance(kind, str):
-        if kind == "time":
-            return pa.time64("us")
-        if kind == "timestamp_ns":
-            return pa.timestamp("ns")
-        if kind.startswith("fixed["):
-            return pa.binary(int(kind[len("fixed[") : -1]))
-        try:
-            return leaf_type(kind.replace(" ", ""))
-        except KeyError:
-            raise NotInDuckDB(f"a column has the type {kind}") from None
-    if kind["type"] == "struct":
-        return pa.struct([_with_id(each["name"], each["type"], each["id"]) for each in kind["fields"]])
-    if kind["type"] == "list":
-        return pa.list_(_with_id("element", kind["element"], kind["element-id"]))
-    key = _with_id("key", kind["key"], kind["key-id"]).with_nullable(False)
-    return pa.map_(key, _with_id("value", kind["value"], kind["value-id"]))
