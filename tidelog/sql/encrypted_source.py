@@ -111,10 +111,9 @@ class ScanReader(DataSourceReader):
         wanted = to_arrow_schema(self._schema)
         needed = {*wanted.names, *(_BOUNDED if self._window != Window() else ())}
         schema = arrow_schema([column for column in self._columns if column.name in needed])
+        may_pass = partial(_may_hold, self._window)
         for file in task.files:
-            for rows in decrypted_rows(
-                _source(bucket, file), task.keyring, schema, partial(_may_hold, self._window)
-            ):
+            for rows in decrypted_rows(_source(bucket, file), task.keyring, schema, may_pass):
                 own = _within(self._window, rows)
                 if own.num_rows:
                     columns = [for_spark(own.column(each.name), each.type) for each in wanted]
