@@ -447,3 +447,33 @@ async def test_what_agents_know_of_a_files_row_groups_is_right_without_its_keys(
         assert position + length == end
     clear = pq.ParquetFile(pa.BufferReader(data)).read(columns=list(CLEAR_COLUMNS))
     assert clear.column("offset").to_pylist() == list(range(200))
+
+
+async def test_the_table_of_a_topic_that_is_compacted_by_key_is_encrypted(
+    log: Log, encrypting: CompactionSettings, key_file: Path
+) -> None:
+    """Its files are rewritten without replaced rows, which needs the keys of older files."""
+    old, new = hidden(key_file), a_key("second")
+    write(key_file, old)
+    await log.topic("state", cleanup_policy="compact")
+    await log.sequencer.database.run(
+        "UPDATE topics SET config = config || jsonb_build_object('tidelog.encryption', 'on')"
+    )
+    first = await seal(encrypting, log, "state")
+    await log.write("state", one(0, Sent(key=b"a", value=b"1"), Sent(key=b"b", value=b"1")))
+    await compact_one(encrypting, "state")
+    assert await key_ids(log, "state") == [first.key_id]
+    write(key_file, new + old)
+    second = await rotate(encrypting, log, "state")
+    await log.write("state", one(0, Sent(key=b"a", value=b"2")))
+    write(key_file, new)
+
+    without = await compact_one(encrypting, "state")
+    write(key_file, new + old)
+    with_keys = await compact_one(encrypting, "state")
+
+    assert f"{first.key_id:016x}" in without.waits
+    assert (without.advanced, with_keys.advanced, with_keys.rewritten_files) == (False, True, 1)
+    assert await key_ids(log, "state") == [second.key_id] * 2
+    rows = await history(encrypting, log, "state")
+    assert [(row[4], row[5]) for row in rows] == [(b"b", b"1"), (b"a", b"2")]
