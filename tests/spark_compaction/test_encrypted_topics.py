@@ -39,6 +39,7 @@ from storage.stores.object_store import ObjectStore
 from tests.spark_compaction.log import CLUSTER, EPOCH, Log, Sent, one, records
 from tests.spark_compaction.reading import compact, compact_one, iceberg_rows, written_rows
 from tests.spark_compaction.test_faults import begun
+from tests.spark_compaction.test_service import complete, serving
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark"), pytest.mark.timeout(600)]
 MARKER = b"marker-of-a-secret-7Qx2"
@@ -477,3 +478,26 @@ async def test_the_table_of_a_topic_that_is_compacted_by_key_is_encrypted(
     assert await key_ids(log, "state") == [second.key_id] * 2
     rows = await history(encrypting, log, "state")
     assert [(row[4], row[5]) for row in rows] == [(b"b", b"1"), (b"a", b"2")]
+
+
+async def test_the_service_goes_on_with_other_topics_and_with_this_one_once_its_key_is_there(
+    log: Log, encrypting: CompactionSettings, key_file: Path
+) -> None:
+    config = {"tidelog_history_freshness_ms": "1", "retention_ms": "-1"}
+    await log.topic("orders", 1, tidelog_encryption="on", **config)
+    await log.topic("plain", 1, **config)
+    await seal(encrypting, log, "orders")
+    for topic in ("orders", "plain"):
+        await log.write(topic, one(0, *records(10)))
+    text = hidden(key_file)
+    quick = encrypting.model_copy(update={"encryption_retry_s": 0.1, "history_poll_s": 0.1})
+
+    async with serving(quick) as registry:
+        await complete(log.sequencer, "plain")
+        async with asyncio.timeout(60):
+            while registry.get_sample_value("tidelog_history_waiting", {"topic": "orders"}) != 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        write(key_file, text)
+        await complete(log.sequencer, "orders")
+
+    assert await history(encrypting, log, "orders") == written_rows(log, "orders")
