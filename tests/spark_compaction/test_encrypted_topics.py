@@ -39,6 +39,7 @@ from storage.stores.object_store import ObjectStore
 from tests.spark_compaction.log import CLUSTER, EPOCH, Log, Sent, one, records
 from tests.spark_compaction.reading import compact, compact_one, iceberg_rows, written_rows
 from tests.spark_compaction.test_faults import begun
+from tests.spark_compaction.test_service import complete, serving
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark"), pytest.mark.timeout(600)]
 MARKER = b"marker-of-a-secret-7Qx2"
@@ -447,3 +448,56 @@ async def test_what_agents_know_of_a_files_row_groups_is_right_without_its_keys(
         assert position + length == end
     clear = pq.ParquetFile(pa.BufferReader(data)).read(columns=list(CLEAR_COLUMNS))
     assert clear.column("offset").to_pylist() == list(range(200))
+
+
+async def test_the_table_of_a_topic_that_is_compacted_by_key_is_encrypted(
+    log: Log, encrypting: CompactionSettings, key_file: Path
+) -> None:
+    """Its files are rewritten without replaced rows, which needs the keys of older files."""
+    old, new = hidden(key_file), a_key("second")
+    write(key_file, old)
+    await log.topic("state", cleanup_policy="compact")
+    await log.sequencer.database.run(
+        "UPDATE topics SET config = config || jsonb_build_object('tidelog.encryption', 'on')"
+    )
+    first = await seal(encrypting, log, "state")
+    await log.write("state", one(0, Sent(key=b"a", value=b"1"), Sent(key=b"b", value=b"1")))
+    await compact_one(encrypting, "state")
+    assert await key_ids(log, "state") == [first.key_id]
+    write(key_file, new + old)
+    second = await rotate(encrypting, log, "state")
+    await log.write("state", one(0, Sent(key=b"a", value=b"2")))
+    write(key_file, new)
+
+    without = await compact_one(encrypting, "state")
+    write(key_file, new + old)
+    with_keys = await compact_one(encrypting, "state")
+
+    assert f"{first.key_id:016x}" in without.waits
+    assert (without.advanced, with_keys.advanced, with_keys.rewritten_files) == (False, True, 1)
+    assert await key_ids(log, "state") == [second.key_id] * 2
+    rows = await history(encrypting, log, "state")
+    assert [(row[4], row[5]) for row in rows] == [(b"b", b"1"), (b"a", b"2")]
+
+
+async def test_the_service_goes_on_with_other_topics_and_with_this_one_once_its_key_is_there(
+    log: Log, encrypting: CompactionSettings, key_file: Path
+) -> None:
+    config = {"tidelog_history_freshness_ms": "1", "retention_ms": "-1"}
+    await log.topic("orders", 1, tidelog_encryption="on", **config)
+    await log.topic("plain", 1, **config)
+    await seal(encrypting, log, "orders")
+    for topic in ("orders", "plain"):
+        await log.write(topic, one(0, *records(10)))
+    text = hidden(key_file)
+    quick = encrypting.model_copy(update={"encryption_retry_s": 0.1, "history_poll_s": 0.1})
+
+    async with serving(quick) as registry:
+        await complete(log.sequencer, "plain")
+        async with asyncio.timeout(60):
+            while registry.get_sample_value("tidelog_history_waiting", {"topic": "orders"}) != 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        write(key_file, text)
+        await complete(log.sequencer, "orders")
+
+    assert await history(encrypting, log, "orders") == written_rows(log, "orders")
