@@ -200,7 +200,7 @@ class _Catalog:
         if_none_match: Annotated[str | None, Header()] = None,
         x_iceberg_access_delegation: Annotated[str, Header()] = "",
     ) -> Response:
-        """`refs`: return only the snapshots that a branch or a tag names. The ETag covers both, and the
+        """`refs`: return only the snapshots that a branch or a tag names. The ETag covers all, also the
         keys: a reader whose copy of the table is whole but whose keys are not the newest gets an answer.
         """
         found = await self._find(namespace, table)
@@ -212,7 +212,9 @@ class _Catalog:
                 keys = await self._vended.of(found)
             except NoScopedKeys as reason:
                 return _no_keys(reason)
+        config = {_MAY_BE_ENCRYPTED: "true"} if ENCRYPTION in found.config else {}
         version = f"{found.metadata_key}?{snapshots}" + ("" if keys is None else f"&{keys.access_key}")
+        version += "".join(config)
         etag = f'"{sha256(version.encode()).hexdigest()[:32]}"'
         if if_none_match is not None and etag in if_none_match:
             return Response(status_code=304, headers={"ETag": etag})
@@ -231,7 +233,6 @@ class _Catalog:
         location = f"{metadata['location']}/{found.metadata_key.split(f'/{found.topic_id}/', 1)[1]}"
         if snapshots == "refs":
             metadata = _with_referenced_snapshots(metadata)
-        config = {_MAY_BE_ENCRYPTED: "true"} if ENCRYPTION in found.config else {}
         content = {"metadata-location": location, "metadata": metadata, "config": config}
         if keys is None:
             return JSONResponse(content, headers={"ETag": etag})

@@ -46,14 +46,16 @@ async def read_topic_keys(
     topic_id: TopicId,
     known: Mapping[KeyId, TopicKey] | None = None,
 ) -> ReadKeyring:
-    """Returns the keys that the bucket has of the topic `topic`. Those in `known` are not unwrapped again."""
+    """Returns the keys that the bucket has of the topic `topic`. Those in `known` are not unwrapped again,
+    and are enough while the bucket is away.
+    """
     if wrapping is None:
         return ReadKeyring(by_id={}, refused={}, topic=topic, reason=_NO_PROVIDER)
     try:
         listed = await _listed(objects, topic_id, settings.encryption_keys_kept)
     except StoreUnavailable as error:
         reason = f"the bucket does not list the topic's keys: {error}"
-        return ReadKeyring(by_id={}, refused={}, topic=topic, reason=reason)
+        return ReadKeyring(by_id=known or {}, refused={}, topic=topic, reason=reason)
     if len(listed) > settings.encryption_keys_kept:
         most = settings.encryption_keys_kept
         reason = f"the topic has more than {most} keys: raise TIDELOG_ENCRYPTION_KEYS_KEPT"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic import SecretStr
 
 from storage.encryption.bucket_keys import read_topic_keys
 from storage.encryption.key_objects import KeyObjects, WrappedKey
@@ -17,7 +18,8 @@ from storage.encryption.settings import EncryptionSettings
 from storage.encryption.topic_keyring import ReadKeyring, decryption_of, opened_batches
 from storage.identifiers import KeyId, TopicId, new_key_id
 from storage.stores.local_store import LocalStore
-from storage.stores.object_store import ObjectStore
+from storage.stores.object_store import ObjectStore, StoreSettings
+from storage.stores.open_store import open_store
 from tests.agent.running import a_batch
 from tests.storage.encryption.test_parquet_keys import KEY, OTHER, SECRET, TOPIC, a_file
 
@@ -147,3 +149,16 @@ async def test_a_provider_that_does_not_answer_is_asked_once_and_not_for_each_ke
     assert set(found.refused) == set(ids)
     with pytest.raises(KeyUnavailable, match=r"within 0\.1 s"):
         need(found, ids[0])
+
+
+async def test_known_keys_are_enough_while_the_bucket_is_away(bucket: Bucket) -> None:
+    key_id = await bucket.add()
+    known = await bucket.read()
+    away = StoreSettings(s3_access_key="key", s3_secret_key=SecretStr("secret"), s3_attempts=1)
+    bucket.objects = KeyObjects(await open_store("s3://bucket?endpoint=http://127.0.0.1:9", away), "tidelog")
+
+    found = await bucket.read(known=known)
+
+    need(found, key_id)
+    with pytest.raises(KeyUnavailable, match="the bucket does not list the topic's keys"):
+        need(found, KeyId(key_id ^ 1))
