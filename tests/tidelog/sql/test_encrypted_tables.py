@@ -21,6 +21,7 @@ from storage.encryption.sealed_batches import TopicKey
 from storage.identifiers import Partition
 from tests.storage.encryption.test_bucket_keys import Bucket
 from tests.storage.encryption.test_parquet_keys import TOPIC
+from tidelog.sql import fresh
 from tidelog.sql.bucket_files import BucketFiles
 from tidelog.sql.catalog import Catalog, Column, DataFile, Table, duckdb_type
 from tidelog.sql.duckdb_engine import DuckDBEngine, Plan
@@ -280,6 +281,54 @@ def test_row_groups_that_cannot_pass_are_not_read(topic: Topic) -> None:
         topic.read("SELECT value FROM orders")
     found = topic.read('SELECT value FROM orders WHERE "offset" >= 18', "offset >= 18")
     assert [row["value"] for row in found] == [b"value-%d" % offset for offset in range(18, 30)]
+
+
+def test_records_of_an_encrypted_tail_replace_those_of_a_compacted_table(
+    topic: Topic, tmp_path: Path
+) -> None:
+    topic.files, topic.end = [], 0
+    topic.add(3, topic.new)  # one of each key
+    sql = SqlSettings(store_url=f"file://{topic.path}/store", http_url="http://127.0.0.1:1")
+    source = SourceSettings(
+        store_url=sql.store_url, encryption_provider="file", encryption_key=str(topic.keys.key_file)
+    )
+    files = BucketFiles(sql)
+    engine = DuckDBEngine(sql, Catalog(sql, files), files, lambda: source)
+    table = replace(topic.table(), has_last_records=True)
+    changed = [
+        (3, b"key-1", b"an update"),
+        (4, b"key-2", None),
+        (5, b"key-9", b"new"),
+        (6, b"key-9", b"newest"),
+    ]
+    tail = pa.RecordBatch.from_pydict(
+        {
+            "partition": pa.array([3] * 4, pa.int32()),
+            "offset": [offset for offset, _, _ in changed],
+            "timestamp": pa.array([0] * 4, pa.timestamp("us", tz="UTC")),
+            "timestamp_type": pa.array([0] * 4, pa.int32()),
+            "key": [key for _, key, _ in changed],
+            "value": pa.array([value for _, _, value in changed], pa.binary()),
+            "headers": pa.array([[]] * 4, PARQUET_SCHEMA.field("headers").type),
+        },
+        schema=PARQUET_SCHEMA,
+    )
+    path = tmp_path / "tail"
+    assert fresh._write([tail], path, engine._tail_key) == 4
+    assert b"an update" not in path.read_bytes()
+    engine._tails[table.name] = path  # as `write_tail` leaves it
+    text = "SELECT key, value FROM orders ORDER BY key"
+    plan = Plan(
+        text=text, tables=(table,), files={table.name: table.files}, size_bytes=0, fresh=True, may_pass={}
+    )
+
+    found = [tuple(row.values()) for batch in engine.run(plan, "").batches for row in batch.to_pylist()]
+
+    engine.close()
+    files.close()
+    [(_, first), *others] = found
+    assert first.startswith(b"value-0")
+    assert others == [(b"key-1", b"an update"), (b"key-9", b"newest")]
 
 
 def test_a_statement_over_an_encrypted_topic_is_not_spilled_to_disk(tmp_path: Path) -> None:
