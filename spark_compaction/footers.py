@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 
 from sequencer.history.history_values import RowGroup
 from spark_compaction.bucket import Bucket
-from spark_compaction.history_file import footer_crc32c, most_chunks
+from spark_compaction.history_file import decryption_of, footer_crc32c, most_chunks
 from spark_compaction.manifest import ManifestRefused
 from storage.arrow.row_groups import row_group_range
 from storage.encryption.parquet_keys import key_id_of
-from storage.encryption.topic_keyring import TopicKeyring, decryption_of
+from storage.encryption.topic_keyring import TopicKeyring
 from storage.identifiers import BytePosition, ObjectKey, Offset
 
 _TAIL_BYTES = 64 << 10

@@ -33,8 +33,9 @@ from crc32c import crc32c
 
 from spark_compaction.bucket import Bucket
 from storage.arrow.arrow_schema import RECORD_SCHEMA
-from storage.encryption.parquet_keys import key_metadata, to_decrypt, to_encrypt
+from storage.encryption.parquet_keys import key_id_of, key_metadata, to_decrypt, to_encrypt
 from storage.encryption.sealed_batches import TopicKey
+from storage.encryption.topic_keyring import ReadKeyring, key_of_id
 from storage.identifiers import ObjectKey, Partition, TopicId
 
 
@@ -294,6 +295,14 @@ def _writer(
         sorting_columns=[pq.SortingColumn(0), pq.SortingColumn(1)],
         encryption_properties=None if topic_key is None else to_encrypt(topic_key, parquet_columns(schema)),
     )
+
+
+def decryption_of(keyring: ReadKeyring | None, metadata: pq.FileMetaData) -> Any:
+    """Returns the `decryption_properties` of a file, given its metadata read without keys. None: the file is
+    in the clear. Raises KeyUnavailable or SealBroken.
+    """
+    key_id = key_id_of(metadata)
+    return None if key_id is None else to_decrypt({key_id: key_of_id(keyring, key_id)})
 
 
 def parquet_columns(schema: pa.Schema) -> list[str]:

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from sequencer.history.history_values import TableFile
 from spark_compaction.bucket import Bucket, BucketAddress
 from spark_compaction.footers import ExpectedFile, is_full
-from spark_compaction.history_file import HistoryFile, WrittenFile, record_batches
+from spark_compaction.history_file import HistoryFile, WrittenFile, decryption_of, record_batches
 from spark_compaction.manifest import ManifestRefused
 from spark_compaction.state.key_files import KeyFiles, LastRecords
 from storage.arrow.arrow_schema import RECORD_SCHEMA
 from storage.arrow.erased_batches import ErasedKeys
 from storage.encryption.key_wrapping import KeyUnavailable
-from storage.encryption.topic_keyring import TopicKeyring, decryption_of
+from storage.encryption.topic_keyring import TopicKeyring
 from storage.identifiers import ObjectKey, Offset, Partition, TopicId
 
 _SOURCE_FIELDS: list["pa.Field[Any]"] = [

@@ -9,7 +9,7 @@ collector. The raw log is not touched. `retention.bytes` limits only the raw log
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -41,8 +41,6 @@ from spark_compaction.rewrite_tasks import (
 )
 from spark_compaction.settings import CompactionSettings
 from storage.encryption.key_wrapping import KeyUnavailable
-from storage.encryption.topic_keyring import TopicKeyring
-from storage.identifiers import Offset, Partition
 from storage.threads import Threads
 
 _DROPPED_AT_A_TIME = 100
@@ -169,11 +167,7 @@ class TopicExpirer:
             return TopicExpiry(topic=self._topic.name, files_deferred=len(deferred))
         waits, rewritten, added = "", list[RewrittenFile](), list[AddedFile]()
         try:
-            rewrites = [Rewrite(sources=(file,)) for file in due]
-            keyring = await self._keys.of(self._topic) if due else None
-            rewritten = await self._rewrite(job, rewrites, await history.deleted_to(topic_id), keyring)
-            expected = expected_files(rewrites, rewritten, file_bytes=self._settings.parquet_file_bytes)
-            added = await self._threads.run(table.describe, expected, keyring)
+            rewritten, added = await self._rewrite(job, table, due)
         except KeyUnavailable as missing:
             waits, due, deferred = str(missing), (), partly
             if not dropped and not table.has_snapshots_before(self._readers_since):
@@ -196,16 +190,15 @@ class TopicExpirer:
         )
 
     async def _rewrite(
-        self,
-        job: HistoryJob,
-        rewrites: Sequence[Rewrite],
-        deleted_to: Mapping[Partition, Offset],
-        keyring: TopicKeyring | None,
-    ) -> list[RewrittenFile]:
-        if not rewrites:
-            return []
+        self, job: HistoryJob, table: HistoryTableFiles, due: Sequence[TableFile]
+    ) -> tuple[list[RewrittenFile], list[AddedFile]]:
+        """What the tasks did, and the new files. Raises KeyUnavailable."""
+        if not due:
+            return [], []
+        rewrites = [Rewrite(sources=(file,)) for file in due]
+        keyring = await self._keys.of(self._topic)
         self._tell("rewriting", total=len(rewrites))
-        return await run_rewrite_job(
+        rewritten = await run_rewrite_job(
             self._settings,
             self._threads,
             self._address,
@@ -213,9 +206,11 @@ class TopicExpirer:
             rewrites,
             keyring=keyring,
             cutoff=self._cutoff,
-            deleted_to=deleted_to,
+            deleted_to=await self._sequencer.history.deleted_to(job.topic_id),
             on_tasks_done=lambda done: self._tell("rewriting", done=done, total=len(rewrites)),
         )
+        expected = expected_files(rewrites, rewritten, file_bytes=self._settings.parquet_file_bytes)
+        return rewritten, await self._threads.run(table.describe, expected, keyring)
 
     def _stage(self, job: HistoryJob, expiry: "_Expiry", on: TableVersion) -> Publication:
         change = Change(

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from sequencer.history.history_values import RunToCompact
 from spark_compaction.bucket import Bucket, BucketAddress
+from spark_compaction.history_file import decryption_of
 from spark_compaction.tasks import UndecodableRange, decode_run
 from spark_source.agents import Agents, Piece
 from spark_source.planning import Asked, PlannedRead, ReadContext, heed_loss, missing
@@ -32,7 +33,6 @@ from spark_source.window import offsets_between
 from storage.arrow.aborted_batches import columns_of
 from storage.arrow.arrow_schema import HISTORY_SCHEMA
 from storage.encryption.parquet_keys import CLEAR_COLUMNS
-from storage.encryption.topic_keyring import decryption_of
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId
 from storage.stores.object_store import ObjectNotFound
 

@@ -14,10 +14,10 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spark_compaction.history_file import PARQUET_SCHEMA, typed_columns
+from spark_compaction.history_file import PARQUET_SCHEMA, decryption_of, typed_columns
 from spark_compaction.typed.columns import leaf_type
 from storage.encryption.parquet_keys import CLEAR_COLUMNS
-from storage.encryption.topic_keyring import ReadKeyring, decryption_of
+from storage.encryption.topic_keyring import ReadKeyring
 from tidelog.sql.catalog import Column
 from tidelog.sql.engine import NotInDuckDB
 from tidelog.sql.scan_filters import Bounds, MayPass

@@ -10,12 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import SecretStr
 
+from spark_compaction.history_file import decryption_of
 from storage.encryption.bucket_keys import read_topic_keys
 from storage.encryption.key_objects import KeyObjects, WrappedKey
 from storage.encryption.key_wrapping import FileKeys, KeyUnavailable
 from storage.encryption.sealed_batches import KEY_BYTES, TopicKey
 from storage.encryption.settings import EncryptionSettings
-from storage.encryption.topic_keyring import ReadKeyring, decryption_of, opened_batches
+from storage.encryption.topic_keyring import ReadKeyring, opened_batches
 from storage.identifiers import KeyId, TopicId, new_key_id
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore, StoreSettings
