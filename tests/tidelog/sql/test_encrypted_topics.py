@@ -5,17 +5,23 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import confluent_kafka.admin as kafka
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 from typer.testing import CliRunner
 
+from pyspark_tidelog import DefaultSource
 from spark_compaction.compact import compact_topics
 from spark_compaction.session import spark_session
 from spark_compaction.settings import CompactionSettings
+from spark_source.agents import Agents
 from spark_source.settings import SourceSettings
+from spark_source.topic_keys import SourceKeys
+from storage.identifiers import TopicId
 from tests.spark_source.conftest import FIRST_MS, Topic
 from tests.support.stack import HERE
 from tests.tidelog.sql.conftest import Run, lines
@@ -210,6 +216,26 @@ def test_the_data_source_reads_history_and_sealed_runs(
     found = frame.select("offset", "value").orderBy("offset").collect()
 
     assert [(row.offset, None if row.value is None else bytes(row.value)) for row in found] == written(0, ALL)
+
+
+def test_no_key_is_in_what_spark_shows_of_a_query(
+    spark_of: SparkSession, environment: Environment, topic: Topic
+) -> None:
+    given = options(environment, topic)
+    settings = environment.read(SourceSettings)
+    ends = Agents(settings).topic(topic.name)
+    pieces = [piece.object_key for piece in Agents(settings).pieces(topic.name, 0, 0, ALL)]
+    keyring = SourceKeys(settings).of_topic(topic.name, TopicId(UUID(ends.topic_id)), pieces)
+    assert len(keyring.by_id) == 2
+    frame = spark_of.read.format("tidelog").options(**given).load().where("value IS NOT NULL")
+    assert frame.count() == sum(value is not None for _, value in written(0, ALL))
+    shown = frame._jdf.queryExecution().toString() + str(spark_of.sparkContext.getConf().getAll())
+    shown += repr(keyring) + repr(
+        DefaultSource(given).reader(StructType.fromDDL("value binary")).partitions()
+    )
+    for key in keyring.by_id.values():
+        for text in (key._secret.hex(), base64.b64encode(key._secret).decode(), repr(key._secret)[2:-1]):
+            assert text not in shown
 
 
 def test_a_stream_reads_an_encrypted_topic(
