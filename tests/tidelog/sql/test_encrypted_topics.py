@@ -11,7 +11,7 @@ import confluent_kafka.admin as kafka
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, StructField, StructType
 from typer.testing import CliRunner
 
 from pyspark_tidelog import DefaultSource
@@ -230,9 +230,8 @@ def test_no_key_is_in_what_spark_shows_of_a_query(
     frame = spark_of.read.format("tidelog").options(**given).load().where("value IS NOT NULL")
     assert frame.count() == sum(value is not None for _, value in written(0, ALL))
     shown = frame._jdf.queryExecution().toString() + str(spark_of.sparkContext.getConf().getAll())
-    shown += repr(keyring) + repr(
-        DefaultSource(given).reader(StructType.fromDDL("value binary")).partitions()
-    )
+    tasks = DefaultSource(given).reader(StructType([StructField("value", BinaryType())])).partitions()
+    shown += repr(keyring) + repr(tasks)
     for key in keyring.by_id.values():
         for text in (key._secret.hex(), base64.b64encode(key._secret).decode(), repr(key._secret)[2:-1]):
             assert text not in shown
