@@ -167,8 +167,6 @@ def assemble(
     transactional_ids = TransactionalIds(sequencer.transactions, settings.agent)
     sequencer.database.on_change(transactional_ids.forget_all)
     peers = PeerClient(settings.ring, membership.peer_secrets, tls=peer_tls)
-    pages = PageReader(membership, store_pages, peers, settings.ring, partial(_compression_of, topics))
-    membership.when_erased(pages.drop_made_before)
     checking = Threads("check", settings.agent.validation_threads)
     topic_keys = TopicKeys(
         sequencer.topic_keys,
@@ -179,6 +177,15 @@ def assemble(
         checking,
         clock,
     )
+    pages = PageReader(
+        membership,
+        store_pages,
+        peers,
+        settings.ring,
+        partial(_compression_of, topics),
+        topic_keys,
+    )
+    membership.when_erased(pages.drop_made_before)
     reads = ReadPath(coordinates, pages, settings.read_path, metrics.topics, keys=topic_keys)
     write_path = WritePath(
         sequencer=sequencer,

@@ -2,29 +2,45 @@
 
 `python -m benchmarks.encryption`. One process. Checked batches are sealed into a segment, and the batches of
 a run are cut for a fetch, each with and without encryption in turn.
+
+History in the same way: a task of compaction turns a run into Parquet, and one of a merge writes the file
+again. Both are what Spark's executors run, in this process and with a directory as bucket. Records are like a
+service's events, in batches that zstd compressed; a GB is one of these batches as they are stored.
 """
 
 import os
+import random
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import median
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from kafka.record import MemoryRecordsBuilder
 from rich.console import Console
 from rich.table import Table
 
 from agent.read_path.slice_batches import take_batches
+from benchmarks.history_reads import batch as batch_of_events
 from cache_ring.pages.run_bytes import RunBytes
 from sequencer.commits.coordinates import RunCoordinate
+from sequencer.history.history_values import HistoryJob, RunToCompact, TableFile, TableVersion
+from spark_compaction.bucket import BucketAddress
+from spark_compaction.history_file import PARQUET_SCHEMA
+from spark_compaction.planner import PlannedTask
+from spark_compaction.rewrite_tasks import Rewrite, RewriteContext, rewrite_table, run_rewrites
+from spark_compaction.tasks import TaskContext, run_tasks, task_table
 from storage.batches.batch_validation import BatchLimits, validate_produced
 from storage.batches.record_batch import BatchHeader, read_header
 from storage.encryption.sealed_batches import TopicKey, key_ids, opened
-from storage.identifiers import BytePosition, KeyId, Offset, Partition, TopicId, new_segment_id
+from storage.encryption.topic_keyring import TopicKeyring
+from storage.identifiers import BytePosition, KeyId, ObjectKey, Offset, Partition, TopicId, new_segment_id
 from storage.segments.keys import segment_key
 from storage.segments.segment import seal_segment
 from storage.segments.segment_batches import PendingBatch, PendingBatches
+from storage.stores.object_store import StoreSettings
 
 TOPIC = TopicId(UUID(int=1))
 PARTITION = Partition(0)
@@ -33,6 +49,12 @@ ROUNDS = 9
 LIMITS = BatchLimits(max_message_bytes=64 << 20)
 SHAPES = ((1, 100), (10, 100), (100, 1_000), (1_000, 1_000))
 """Records per batch, and bytes per record."""
+HISTORY_BYTES = 32 << 20
+HISTORY_RECORD_BYTES = (200, 1_000)
+ROW_GROUP_BYTES, FILE_BYTES = 8 << 20, 256 << 20
+JOB = HistoryJob(
+    job_id=uuid4(), topic_id=TOPIC, prefix="history/", table=TableVersion(number=0, metadata_key=None)
+)
 
 
 def cpu_s_per_gb(work: Callable[[], object], size_bytes: int) -> float:
@@ -95,6 +117,91 @@ def a_run(data: bytes, records: int) -> RunCoordinate:
     )
 
 
+class StoredRun:
+    """A run in a bucket, and the file that compaction makes of it. With a key both are encrypted."""
+
+    def __init__(self, folder: Path, batches: Sequence[tuple[bytes, int]], key: TopicKey | None) -> None:
+        self._address = BucketAddress.of(f"file://{folder}", StoreSettings())
+        self._keyring = None if key is None else TopicKeyring(newest=key, by_id={key.key_id: key}, refused={})
+        data = b"".join(batch if key is None else key.seal(batch, PARTITION) for batch, _ in batches)
+        end = Offset(sum(count for _, count in batches))
+        run = RunToCompact(
+            partition=PARTITION,
+            from_offset=Offset(0),
+            base_offset=Offset(0),
+            last_offset=Offset(end - 1),
+            end_offset=end,
+            segment_id=new_segment_id(),
+            object_key=ObjectKey("run"),
+            position=BytePosition(0),
+            length=len(data),
+        )
+        self._address.open().put(run.object_key, data)
+        self._task = PlannedTask(
+            task_id=0, partition=PARTITION, from_offset=Offset(0), end_offset=end, runs=(run,), aborted=()
+        )
+        self._file_key, self.file_bytes = "", 0
+
+    def compact(self) -> None:
+        context = TaskContext(
+            address=self._address,
+            prefetch_runs=1,
+            row_group_bytes=ROW_GROUP_BYTES,
+            file_bytes=FILE_BYTES,
+            keyrings={} if self._keyring is None else {TOPIC: self._keyring},
+        )
+        [rows] = run_tasks(context, task_table([(JOB, self._task)]).to_batches())
+        [written] = rows.to_pylist()
+        assert written["row_count"] == self._task.end_offset
+        self._file_key, self.file_bytes = written["object_key"], written["size_bytes"]
+
+    def merge(self) -> None:
+        context = RewriteContext(
+            address=self._address,
+            prefix="history/",
+            topic_id=TOPIC,
+            cutoff=None,
+            row_group_bytes=ROW_GROUP_BYTES,
+            file_bytes=FILE_BYTES,
+            keyring=self._keyring,
+            schema=PARQUET_SCHEMA,
+        )
+        source = TableFile(
+            object_key=ObjectKey(self._file_key),
+            partition=PARTITION,
+            first_offset=Offset(0),
+            last_offset=Offset(self._task.end_offset - 1),
+            row_count=self._task.end_offset,
+            size_bytes=self.file_bytes,
+            is_full=False,
+            oldest=None,
+            newest=None,
+            has_untimed=False,
+            row_groups=(),
+        )
+        rows = list(run_rewrites(context, rewrite_table([Rewrite(sources=(source,))], None).to_batches()))
+        assert sum(row["kept_rows"] for each in rows for row in each.to_pylist()) == source.row_count
+
+
+def show_history(key: TopicKey) -> Table:
+    table = Table("bytes each", "compact", "encrypted", "merge", "encrypted", "bytes added")
+    table.title = "History, CPU s per GB of the log"
+    for record_bytes in HISTORY_RECORD_BYTES:
+        chance, batches, size = random.Random(1), list[tuple[bytes, int]](), 0
+        while size < HISTORY_BYTES:
+            batches.append(batch_of_events(chance, sum(each[1] for each in batches), record_bytes))
+            size += len(batches[-1][0])
+        with tempfile.TemporaryDirectory() as clear, tempfile.TemporaryDirectory() as encrypted:
+            runs = StoredRun(Path(clear), batches, None), StoredRun(Path(encrypted), batches, key)
+            works = [work for run in runs for work in (run.compact, run.merge)]
+            rounds = [[cpu_s_per_gb(work, size) for work in works] for _ in range(ROUNDS)]
+            compact, merge, compact_keyed, merge_keyed = (median(each) for each in zip(*rounds, strict=True))
+            added = runs[1].file_bytes / runs[0].file_bytes - 1
+        cells = (f"{one:.1f}" for one in (compact, compact_keyed, merge, merge_keyed))
+        table.add_row(str(record_bytes), *cells, f"{added:.2%}")
+    return table
+
+
 def main() -> None:
     key = TopicKey(TOPIC, KeyId(1), os.urandom(32))
     table = Table("records", "bytes each", "produce", "sealed", "fetch", "opened", title="CPU s per GB")
@@ -115,6 +222,7 @@ def main() -> None:
         medians = [median(each) for each in zip(*rounds, strict=True)]
         table.add_row(str(records), str(record_bytes), *(f"{one:.2f}" for one in medians))
     Console().print(table)
+    Console().print(show_history(key))
 
 
 if __name__ == "__main__":

@@ -165,6 +165,7 @@ class HistoryEraser:
             self._address,
             job,
             rewrites,
+            keyring=None,
             erased_keys=self._keys.keys,
             erased_to=self._ends,
             on_tasks_done=lambda done: self._on_progress(
@@ -177,7 +178,7 @@ class HistoryEraser:
         )
 
     def _describe(self, job: HistoryJob, expected: Sequence[ExpectedFile]) -> Sequence[AddedFile]:
-        return HistoryTableFiles(self._address, self._address.open(), job, job.table).describe(expected)
+        return HistoryTableFiles(self._address, self._address.open(), job, job.table).describe(expected, None)
 
     def _stage(
         self, job: HistoryJob, added: Sequence[AddedFile], removed: Sequence[TableFile], on: TableVersion

@@ -8,6 +8,7 @@ Promises:
   twice or left out.
 - A topic without new records costs one query and starts no Spark.
 - What does not decode stays in the raw log and is reported. The rest goes on.
+- A topic whose keys cannot be had waits, with all of its records. Other topics go on.
 - The Kafka side keeps serving the raw runs: publishing here changes none of them.
 """
 
@@ -47,6 +48,7 @@ from spark_compaction.iceberg_table import (
     SchemaChange,
 )
 from spark_compaction.job import SparkJobFailed, kept_lease, publish_staged, run_in_spark
+from spark_compaction.job_keys import JobKeys, open_job_keys
 from spark_compaction.manifest import (
     MANIFEST_COLUMNS,
     ManifestRefused,
@@ -73,6 +75,9 @@ from spark_compaction.state.state_job import (
 from spark_compaction.tasks import TaskContext, manifest_rows, run_tasks, task_table
 from spark_compaction.typed.decoding import Unplanned
 from spark_compaction.typed.topic_typing import TopicTyping, TopicWaits, TypedPlanner, has_format
+from storage.encryption.key_wrapping import KeyUnavailable
+from storage.encryption.topic_keyring import TopicKeyring
+from storage.identifiers import TopicId
 from storage.threads import Threads
 
 _DROPPED_AT_A_TIME = 100
@@ -106,7 +111,7 @@ class TopicCompaction:
     failed: tuple[Stopped, ...] = ()
     """Partitions for which a task failed; the next call tries again."""
     waits: str = ""
-    """Why the topic's records cannot become columns now; the next call tries again."""
+    """Why the topic's records cannot be read, or cannot become columns, now; the next call tries again."""
     refused: tuple[str, ...] = ()
     """Why publishes of its jobs, merges among them, were refused. The next call plans again."""
     busy: bool = False
@@ -158,11 +163,11 @@ def compact_topics(
 async def _compact_topics(
     settings: CompactionSettings, names: Sequence[str] | None, on_progress: OnProgress
 ) -> CompactionReport:
-    async with open_log(settings) as sequencer:
+    async with open_log(settings) as sequencer, open_job_keys(settings, sequencer) as keys:
         await sequencer.history.garbage.drop_deleted(_DROPPED_AT_A_TIME)
         chosen = [topic for topic in await chosen_topics(sequencer, names) if _has_history(topic)]
-        compaction = Compaction(settings, sequencer, on_progress)
-        compactors = [TopicCompactor(settings, sequencer, topic) for topic in chosen]
+        compaction = Compaction(settings, sequencer, keys, on_progress)
+        compactors = [TopicCompactor(settings, sequencer, topic, keys) for topic in chosen]
         at_work = deque(compactors)
         while at_work:
             some = [at_work.popleft() for _ in range(min(len(at_work), settings.compact_round_topics))]
@@ -196,14 +201,19 @@ class _Job:
     """None: the topic has no format."""
     state: StateJob | None
     """Not None: the topic is compacted by key."""
+    keyring: TopicKeyring | None
+    """Not None: the topic is encrypted."""
 
 
 class Compaction:
     """Runs rounds."""
 
-    def __init__(self, settings: CompactionSettings, sequencer: Sequencer, on_progress: OnProgress) -> None:
+    def __init__(
+        self, settings: CompactionSettings, sequencer: Sequencer, keys: JobKeys, on_progress: OnProgress
+    ) -> None:
         self._settings = settings
         self._sequencer = sequencer
+        self._keys = keys
         self._on_progress = on_progress
         self._address = BucketAddress.of(settings.store_url, settings)
         self._threads = Threads("spark", 1)
@@ -245,8 +255,9 @@ class Compaction:
         """None if the topic waits."""
         settings = self._settings
         try:
+            keyring = await self._keys.of(compactor.topic)
             typing = await self._threads.run(compactor.typing, begun.job, self._planner)
-        except TopicWaits as waits:
+        except (KeyUnavailable, TopicWaits) as waits:
             await compactor.wait(begun.job, waits)
             return None
         tasks = plan_tasks(
@@ -257,7 +268,9 @@ class Compaction:
             first_task_id=sum(len(job.tasks) for job in before),
         )
         state = StateJob(plans=begun.states, secret=token_bytes(16)) if compactor.is_state else None
-        return _Job(compactor=compactor, job=begun.job, tasks=tasks, typing=typing, state=state)
+        return _Job(
+            compactor=compactor, job=begun.job, tasks=tasks, typing=typing, state=state, keyring=keyring
+        )
 
     async def _run(self, jobs: Sequence[_Job]) -> list["TopicCompactor"]:
         compactors = [job.compactor for job in jobs]
@@ -291,6 +304,7 @@ class Compaction:
             self._settings,
             tasks,
             {topic_id: state.secret for topic_id, state in states.items()},
+            _keyrings(jobs),
             lambda done: self._tell("reading keys", compactors, done=done, total=len(tasks)),
         )
         return [self._cut(job, job.state, noted) if job.state is not None else job for job in jobs]
@@ -359,6 +373,7 @@ class Compaction:
                 if job.state is not None
                 for partition, keys in job.state.keys.items()
             },
+            keyrings=_keyrings(jobs),
         )
         compactors = [job.compactor for job in jobs]
         if not any(job.tasks for job in jobs):
@@ -388,13 +403,20 @@ def _unplanned(rows: Sequence[ManifestRow]) -> Unplanned | None:
     return next((Unplanned.of_text(row.unplanned) for row in rows if row.kind == "unplanned"), None)
 
 
+def _keyrings(jobs: Sequence[_Job]) -> dict[TopicId, TopicKeyring]:
+    return {job.job.topic_id: job.keyring for job in jobs if job.keyring is not None}
+
+
 class TopicCompactor:
     """A topic's side of the rounds: what is claimed for it, and what is published."""
 
-    def __init__(self, settings: CompactionSettings, sequencer: Sequencer, topic: Topic) -> None:
+    def __init__(
+        self, settings: CompactionSettings, sequencer: Sequencer, topic: Topic, keys: JobKeys
+    ) -> None:
         self._settings = settings
         self._sequencer = sequencer
-        self._topic = topic
+        self.topic = topic
+        self._keys = keys
         self._address = BucketAddress.of(settings.store_url, settings)
         self._threads = Threads("publish", 1)
         self.is_state = TopicConfig.of(topic.config).is_compacted
@@ -407,13 +429,13 @@ class TopicCompactor:
         """Claims the topic's next job; None if there is nothing to do, or another one is at it."""
         settings, history = self._settings, self._sequencer.history
         if self._ends is None:
-            self._ends = await history.ends(self._topic.topic_id, is_state=self.is_state)
+            self._ends = await history.ends(self.topic.topic_id, is_state=self.is_state)
         begun = await history.begin_compaction(
-            self._topic.topic_id,
+            self.topic.topic_id,
             self._ends,
             cluster=settings.cluster,
             lease_s=settings.job_lease_s,
-            runs_per_partition=max(1, settings.compact_job_runs // self._topic.partition_count),
+            runs_per_partition=max(1, settings.compact_job_runs // self.topic.partition_count),
             is_state=self.is_state,
         )
         if isinstance(begun, Busy):
@@ -422,39 +444,54 @@ class TopicCompactor:
 
     def typing(self, job: HistoryJob, planner: TypedPlanner) -> TopicTyping | None:
         """How the topic's records become columns; None if it has no format. Raises TopicWaits."""
-        if not has_format(self._topic.config):
+        if not has_format(self.topic.config):
             return None
         table = HistoryTableFiles(self._address, self._address.open(), job, job.table)
-        return planner.plan(self._topic.config, table.metadata)
+        return planner.plan(self.topic.config, table.metadata)
 
-    async def wait(self, job: HistoryJob, waits: TopicWaits) -> None:
+    async def wait(self, job: HistoryJob, waits: TopicWaits | KeyUnavailable) -> None:
         """Ends the job with nothing published."""
         await self._sequencer.history.abandon(job.job_id)
-        await self._sequencer.history.note_wait(self._topic.topic_id, str(waits))
+        await self._note_wait(waits)
+
+    async def _note_wait(self, waits: TopicWaits | KeyUnavailable) -> None:
+        await self._sequencer.history.note_wait(self.topic.topic_id, str(waits))
         self.done = replace(self.done, waits=str(waits))
 
     async def merge_files(self) -> None:
-        """Merges the topic's small files until none are left to merge."""
-        merger = FileMerger(self._settings, self._sequencer, self._topic)
-        while (merged := await merger.run_job()) is not None:
-            self.done = replace(self.done, merged_files=self.done.merged_files + merged)
+        """Merges the topic's small files until none are left to merge, or until a key is missing."""
+        merger = FileMerger(self._settings, self._sequencer, self.topic, self._keys)
+        try:
+            while (merged := await merger.run_job()) is not None:
+                self.done = replace(self.done, merged_files=self.done.merged_files + merged)
+            if self.done.merged_files and not self.done.waits:
+                await self._sequencer.history.note_wait(self.topic.topic_id, None)
+        except KeyUnavailable as missing:
+            await self._note_wait(missing)
         if merger.refused:
             self.done = replace(self.done, refused=(*self.done.refused, merger.refused))
 
     async def finish(self, done: _Job, rows: Mapping[int, Sequence[ManifestRow]]) -> bool:
         """Publishes what the tasks wrote. Whether history advanced, so that there may be more to do."""
+        try:
+            return await self._finish(done, rows)
+        except KeyUnavailable as missing:
+            await self.wait(done.job, missing)
+            return False
+
+    async def _finish(self, done: _Job, rows: Mapping[int, Sequence[ManifestRow]]) -> bool:
         job, tasks, typing, state = done.job, done.tasks, done.typing, done.state
         verified = verify_manifest(tasks, [row for task in tasks for row in rows.get(task.task_id, ())])
         if state is not None:
             verified = whole_partitions(state, tasks, rows, verified)
         if verified.advances:
             schema = None if typing is None else typing.change()
-            added = await self._threads.run(self._describe, job, verified, schema)
+            added = await self._threads.run(self._describe, done, verified, schema)
             if state is None:
                 stage = partial(self._stage, job, verified, added, schema)
                 outcome = await publish_staged(self._sequencer, job, stage)
             else:
-                publisher = StatePublisher(self._settings, self._sequencer)
+                publisher = StatePublisher(self._settings, self._sequencer, done.keyring)
                 outcome = await publisher.publish(job, state, verified, added, schema)
                 self._add_rewritten(publisher.rewritten)
             if isinstance(outcome, PublishRefused):
@@ -463,12 +500,12 @@ class TopicCompactor:
                 return False
         else:
             await self._sequencer.history.abandon(job.job_id)
-        if typing is not None:
-            await self._sequencer.history.note_wait(self._topic.topic_id, None)
+        if typing is not None or done.keyring is not None:
+            await self._sequencer.history.note_wait(self.topic.topic_id, None)
         self._add(tasks, verified)
         assert self._ends is not None, "a job was begun"
         is_complete = await self._sequencer.history.is_complete(
-            self._topic.topic_id, self._ends, is_state=self.is_state
+            self.topic.topic_id, self._ends, is_state=self.is_state
         )
         return bool(verified.advances) and not verified.failed and not is_complete
 
@@ -481,11 +518,12 @@ class TopicCompactor:
         )
 
     def _describe(
-        self, job: HistoryJob, verified: VerifiedManifest, schema: SchemaChange | None
+        self, done: _Job, verified: VerifiedManifest, schema: SchemaChange | None
     ) -> Sequence[AddedFile]:
-        table = HistoryTableFiles(self._address, self._address.open(), job, job.table)
+        table = HistoryTableFiles(self._address, self._address.open(), done.job, done.job.table)
         return table.describe(
             [expected_file(file, self._settings.parquet_file_bytes) for file in verified.files],
+            done.keyring,
             None if schema is None else schema.schema,
         )
 

@@ -13,9 +13,11 @@ import pyarrow.parquet as pq
 
 from sequencer.history.history_values import RowGroup
 from spark_compaction.bucket import Bucket
-from spark_compaction.history_file import MOST_CHUNKS, footer_crc32c
+from spark_compaction.history_file import decryption_of, footer_crc32c, most_chunks
 from spark_compaction.manifest import ManifestRefused
 from storage.arrow.row_groups import row_group_range
+from storage.encryption.parquet_keys import key_id_of
+from storage.encryption.topic_keyring import TopicKeyring
 from storage.identifiers import BytePosition, ObjectKey, Offset
 
 _TAIL_BYTES = 64 << 10
@@ -47,11 +49,16 @@ def is_full(size_bytes: int, file_bytes: int) -> bool:
 
 def has_full_footer(metadata: pq.FileMetaData) -> bool:
     """Whether merging leaves a file alone because its footer is large."""
-    return metadata.num_row_groups * metadata.num_columns * 2 >= MOST_CHUNKS
+    is_encrypted = key_id_of(metadata) is not None
+    return metadata.num_row_groups * metadata.num_columns * 2 >= most_chunks(is_encrypted=is_encrypted)
 
 
-def read_footer(bucket: Bucket, expected: ExpectedFile) -> pq.FileMetaData:
-    """Returns the file's metadata. Raises ManifestRefused if it is not the expected file."""
+def read_footer(
+    bucket: Bucket, expected: ExpectedFile, keyring: TopicKeyring | None = None
+) -> pq.FileMetaData:
+    """Returns the file's metadata. Raises ManifestRefused if it is not the expected file, or is not encrypted
+    with the newest key of a topic's `keyring`.
+    """
     key, size = expected.object_key, expected.size_bytes
     tail = bucket.get(key, max(0, size - _TAIL_BYTES), size + 1)
     footer_bytes = int.from_bytes(tail[-8:-4], "little") + 8
@@ -61,7 +68,12 @@ def read_footer(bucket: Bucket, expected: ExpectedFile) -> pq.FileMetaData:
         tail = bucket.get(key, size - footer_bytes, size)
     if footer_crc32c(tail) != expected.footer_crc32c:
         raise ManifestRefused(f"the footer of {key} is not the one that was written")
-    metadata = pq.read_metadata(pa.BufferReader(tail[-footer_bytes:]))
+    footer = pa.BufferReader(tail[-footer_bytes:])
+    metadata = pq.read_metadata(footer)
+    if key_id_of(metadata) != (None if keyring is None else keyring.newest.key_id):
+        raise ManifestRefused(f"{key} is not encrypted as its topic is")
+    if keyring is not None:  # without the key, pyarrow ends the process at what it asks of a column
+        metadata = pq.read_metadata(footer, decryption_properties=decryption_of(keyring, metadata))
     _check_rows(metadata, expected)
     return metadata
 

@@ -9,6 +9,8 @@ Promises:
 - The object appears in the bucket whole, under a name that no other attempt of any task uses.
 - The columns of a record are the file's first. Behind them are the fields of keys and values, if the topic
   has a format (`spark_compaction.typed`). The checksum is of the record's columns.
+- With a topic's key, all but partition, offset and timestamp is encrypted before it leaves the process
+  (`storage/encryption/parquet_keys.py`). Such a file has no bloom filter.
 
 A checksum of records that does not depend on how they are cut into batches, row groups or files.
 
@@ -31,6 +33,9 @@ from crc32c import crc32c
 
 from spark_compaction.bucket import Bucket
 from storage.arrow.arrow_schema import RECORD_SCHEMA
+from storage.encryption.parquet_keys import key_id_of, key_metadata, to_decrypt, to_encrypt
+from storage.encryption.sealed_batches import TopicKey
+from storage.encryption.topic_keyring import ReadKeyring, key_of_id
 from storage.identifiers import ObjectKey, Partition, TopicId
 
 
@@ -103,10 +108,17 @@ _DISTINCT_KEYS = 0.75
 _ENCODINGS = {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"}
 _FALSE_POSITIVES = 0.05
 """Of the bloom filter on keys: 6 bits per key."""
-MOST_CHUNKS: Final = 8_000
-"""A file ends once its footer describes so many column chunks, at about 100 bytes each."""
+_MOST_CHUNKS = 8_000
+"""Each takes about 100 bytes of the footer."""
+_MOST_ENCRYPTED_CHUNKS = 2_000
+"""Each takes about 400 bytes: it has its data key, and what readers without keys may know of it."""
 _TYPED_ROW_GROUP_BYTES = 8
 """A row group may have so many times its bytes if columns beyond the record's are counted, too."""
+
+
+def most_chunks(*, is_encrypted: bool) -> int:
+    """A file ends once its footer describes so many column chunks."""
+    return _MOST_ENCRYPTED_CHUNKS if is_encrypted else _MOST_CHUNKS
 
 
 class FileDiffers(Exception):
@@ -136,8 +148,11 @@ class HistoryFile:
         row_group_bytes: int,
         schema: pa.Schema | None = None,
         zstd_level: int = _ZSTD_LEVEL,
+        topic_key: TopicKey | None = None,
     ) -> None:
-        """`schema` begins with the fields of PARQUET_SCHEMA, which is the default."""
+        """`schema` begins with the fields of PARQUET_SCHEMA, which is the default. `topic_key` encrypts the
+        file.
+        """
         self._bucket = bucket
         self._prefix = prefix
         self._topic_id = topic_id
@@ -145,12 +160,14 @@ class HistoryFile:
         self._row_group_bytes = row_group_bytes
         self._schema = PARQUET_SCHEMA if schema is None else schema
         self._zstd_level = zstd_level
+        self._topic_key = topic_key
         self._sink = pa.BufferOutputStream()
         self._writer: pq.ParquetWriter | None = None
         self._pending: list[pa.RecordBatch] = []
         self._pending_bytes = self._pending_typed_bytes = 0
         self._chunks = 0
         self._chunks_per_group = sum(1 for field in self._schema for _ in _leaves(field.name, field.type))
+        self._most_chunks = most_chunks(is_encrypted=topic_key is not None)
         self._first_offset = self._last_offset = -1
         self._row_count = 0
         self._added = RecordDigest()
@@ -161,7 +178,7 @@ class HistoryFile:
 
     def is_complete(self, file_bytes: int) -> bool:
         """Whether the row groups written so far are enough for a file of `file_bytes`."""
-        return int(self._sink.tell()) >= file_bytes or self._chunks >= MOST_CHUNKS
+        return int(self._sink.tell()) >= file_bytes or self._chunks >= self._most_chunks
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Adds rows that have the columns of the schema but `partition`. Their offsets follow the earlier
@@ -193,6 +210,8 @@ class HistoryFile:
             f"{self._last_offset:020d}",
         )
         self._writer.add_key_value_metadata(dict(zip(METADATA_KEYS, values, strict=True)))
+        if self._topic_key is not None:
+            self._writer.add_key_value_metadata(key_metadata(self._topic_key))
         self._writer.close()
         written = self._sink.getvalue()
         self._check(written)
@@ -211,7 +230,10 @@ class HistoryFile:
 
     def _check(self, written: pa.Buffer) -> None:
         found = RecordDigest()
-        for rows in record_batches(pq.ParquetFile(pa.BufferReader(written)), self._partition):
+        key = self._topic_key
+        decryption = None if key is None else to_decrypt({key.key_id: key})
+        file = pq.ParquetFile(pa.BufferReader(written), decryption_properties=decryption)
+        for rows in record_batches(file, self._partition):
             found.add(rows)
         if found.value != self._added.value:
             raise FileDiffers(
@@ -231,7 +253,7 @@ class HistoryFile:
         table = _table(self._partition, pending, self._schema)
         if self._writer is None:
             keys = table.slice(0, per_group).column("key")
-            self._writer = _writer(self._sink, self._schema, keys, self._zstd_level)
+            self._writer = _writer(self._sink, self._schema, keys, self._zstd_level, self._topic_key)
         self._writer.write_table(table, row_group_size=per_group)
         self._chunks += -(-rows // per_group) * self._chunks_per_group
         self._pending = []
@@ -239,7 +261,11 @@ class HistoryFile:
 
 
 def _writer(
-    sink: pa.BufferOutputStream, schema: pa.Schema, keys: "pa.ChunkedArray[Any]", zstd_level: int
+    sink: pa.BufferOutputStream,
+    schema: pa.Schema,
+    keys: "pa.ChunkedArray[Any]",
+    zstd_level: int,
+    topic_key: TopicKey | None,
 ) -> pq.ParquetWriter:
     """`keys` are those of the first row group. How many are distinct decides how large the bloom filters are,
     and whether keys have a dictionary.
@@ -247,6 +273,7 @@ def _writer(
     typed = list(schema)[len(PARQUET_SCHEMA) :]
     distinct = pc.count_distinct(keys).as_py()
     repeat = distinct <= _DISTINCT_KEYS * (len(keys) - keys.null_count)
+    has_filter = distinct and topic_key is None  # Arrow cannot encrypt a bloom filter
     return pq.ParquetWriter(
         sink,
         schema,
@@ -262,11 +289,28 @@ def _writer(
             *(field.name for field in typed if _is_number(field.type)),
         ],
         write_page_index=True,
-        bloom_filter_options={"key": {"ndv": distinct, "fpp": _FALSE_POSITIVES}} if distinct else None,
+        bloom_filter_options={"key": {"ndv": distinct, "fpp": _FALSE_POSITIVES}} if has_filter else None,
         store_schema=False,
         write_page_checksum=True,  # agents serve these bytes, which pass through caches of others
         sorting_columns=[pq.SortingColumn(0), pq.SortingColumn(1)],
+        encryption_properties=None if topic_key is None else to_encrypt(topic_key, parquet_columns(schema)),
     )
+
+
+def decryption_of(keyring: ReadKeyring | None, metadata: pq.FileMetaData) -> Any:
+    """Returns the `decryption_properties` of a file, given its metadata read without keys. None: the file is
+    in the clear. Raises KeyUnavailable or SealBroken.
+    """
+    key_id = key_id_of(metadata)
+    return None if key_id is None else to_decrypt({key_id: key_of_id(keyring, key_id)})
+
+
+def parquet_columns(schema: pa.Schema) -> list[str]:
+    """The paths of all columns of such a file. Parquet says them itself, so that none stays in the clear."""
+    sink = pa.BufferOutputStream()
+    pq.ParquetWriter(sink, schema, store_schema=False).close()
+    found = pq.read_metadata(pa.BufferReader(sink.getvalue())).schema
+    return [found.column(number).path for number in range(len(found))]
 
 
 def _table(partition: Partition, rows: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -332,16 +376,16 @@ def _as(column: "pa.Array[Any]", kind: "pa.DataType") -> "pa.Array[Any]":
     lists: Any = pa.ListArray
     if pa.types.is_map(target):
         items = _as(source.items, target.item_type)
-        return cast("pa.Array[Any]", maps.from_arrays(_list_offsets(source), source.keys, items, type=target))
+        return cast("pa.Array[Any]", maps.from_arrays(list_offsets(source), source.keys, items, type=target))
     if pa.types.is_list(target):
         values = _as(source.values, target.value_type)
-        return cast("pa.Array[Any]", lists.from_arrays(_list_offsets(source), values, type=target))
+        return cast("pa.Array[Any]", lists.from_arrays(list_offsets(source), values, type=target))
     if isinstance(target, pa.BaseExtensionType) and not isinstance(source.type, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(target, source)
     return cast("pa.Array[Any]", source.cast(target))
 
 
-def _list_offsets(column: Any) -> "pa.Array[Any]":
+def list_offsets(column: Any) -> "pa.Array[Any]":
     """The offsets, null where the list is."""
     starts = column.offsets
     if not column.null_count:

@@ -10,8 +10,9 @@ A topic's history as an Iceberg table. `parquet_schema` has the same columns for
 
 A record without a timestamp (Kafka's -1) has a null timestamp. Tables are sorted by (partition, offset) and
 have no partition spec: a file holds contiguous offsets of one Kafka partition, so its column bounds prune as
-well as a spec would, and a later layout may put several partitions into one file. Bounds are kept for
-partition, offset, timestamp and timestamp_type; keys and values are payload.
+well as a spec would, and a later layout may put several partitions into one file. Bounds and counts are kept
+for partition, offset, timestamp and timestamp_type. All else is payload, which may be encrypted; manifests
+never are.
 
 The bucket for PyIceberg: Iceberg locations in, objects of the bucket out.
 
@@ -89,6 +90,7 @@ from pyiceberg.types import (
 from sequencer.history.history_values import HistoryJob, Publication, StagedVersion, TableFile, TableVersion
 from spark_compaction.bucket import Bucket, BucketAddress
 from spark_compaction.footers import ExpectedFile, has_full_footer, last_offset, read_footer, row_groups
+from storage.encryption.topic_keyring import TopicKeyring
 from storage.identifiers import ObjectKey, Offset, Partition
 from storage.stores.object_store import ObjectNotFound
 
@@ -329,16 +331,22 @@ class HistoryTableFiles:
         self._on = on
         self.metadata = self._load()
 
-    def describe(self, files: Sequence[ExpectedFile], schema: Schema | None = None) -> list[AddedFile]:
+    def describe(
+        self, files: Sequence[ExpectedFile], keyring: TopicKeyring | None, schema: Schema | None = None
+    ) -> list[AddedFile]:
         """New Parquet files, from their footers in the bucket. Raises ManifestRefused.
 
-        `schema`: the one that they were written with, if it is not the table's.
+        `keyring`: of a topic that is encrypted. `schema`: the one that they were written with, if it is not
+        the table's.
         """
+        describe = partial(self._describe_one, schema or self.metadata.schema(), keyring)
         with ThreadPoolExecutor(_READERS) as pool:
-            return list(pool.map(partial(self._describe_one, schema or self.metadata.schema()), files))
+            return list(pool.map(describe, files))
 
-    def _describe_one(self, schema: Schema, expected: ExpectedFile) -> AddedFile:
-        footer = read_footer(self._bucket, expected)
+    def _describe_one(
+        self, schema: Schema, keyring: TopicKeyring | None, expected: ExpectedFile
+    ) -> AddedFile:
+        footer = read_footer(self._bucket, expected, keyring)
         statistics = data_file_statistics_from_parquet_metadata(
             parquet_metadata=footer,
             stats_columns=compute_statistics_plan(schema, self.metadata.properties),

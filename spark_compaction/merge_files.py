@@ -18,12 +18,14 @@ from spark_compaction.bucket import BucketAddress
 from spark_compaction.footers import ExpectedFile
 from spark_compaction.iceberg_table import AddedFile, Change, HistoryTableFiles
 from spark_compaction.job import kept_lease, publish_staged
+from spark_compaction.job_keys import JobKeys
 from spark_compaction.rewrite_job import run_rewrite_job
 from spark_compaction.rewrite_tasks import (
     Rewrite,
     expected_files,
 )
 from spark_compaction.settings import CompactionSettings
+from storage.encryption.topic_keyring import TopicKeyring
 from storage.identifiers import Partition
 from storage.threads import Threads
 
@@ -34,9 +36,13 @@ _SMALLEST_BYTES = 1 << 20
 class FileMerger:
     """Merges one topic's small files."""
 
-    def __init__(self, settings: CompactionSettings, sequencer: Sequencer, topic: Topic) -> None:
+    def __init__(
+        self, settings: CompactionSettings, sequencer: Sequencer, topic: Topic, keys: JobKeys
+    ) -> None:
         self._settings = settings
         self._sequencer = sequencer
+        self._topic = topic
+        self._keys = keys
         self._topic_id = topic.topic_id
         self._address = BucketAddress.of(settings.store_url, settings)
         self._threads = Threads("spark", 1)
@@ -46,7 +52,7 @@ class FileMerger:
 
     async def run_job(self) -> int | None:
         """Merges the next groups of neighbours. Returns how many files went; None once there is nothing to
-        merge.
+        merge. Raises KeyUnavailable.
         """
         rewrites = await self._plan()
         if not rewrites:
@@ -58,7 +64,7 @@ class FileMerger:
         if not isinstance(job, HistoryJob):
             return None  # another one is at it
         async with kept_lease(self._sequencer, job, settings.job_lease_s):
-            added = await self._merge(job, rewrites)
+            added = await self._merge(job, rewrites, await self._keys.of(self._topic))
             removed = [file for rewrite in rewrites for file in rewrite.sources]
             outcome = await publish_staged(self._sequencer, job, partial(self._stage, job, added, removed))
             if not isinstance(outcome, Published):
@@ -87,13 +93,20 @@ class FileMerger:
             last = groups[-1][-1].partition
             self._from_partition = Partition(max(last, self._from_partition + 1))
 
-    async def _merge(self, job: HistoryJob, rewrites: Sequence[Rewrite]) -> Sequence[AddedFile]:
-        written = await run_rewrite_job(self._settings, self._threads, self._address, job, rewrites)
+    async def _merge(
+        self, job: HistoryJob, rewrites: Sequence[Rewrite], keyring: TopicKeyring | None
+    ) -> Sequence[AddedFile]:
+        written = await run_rewrite_job(
+            self._settings, self._threads, self._address, job, rewrites, keyring=keyring
+        )
         expected = expected_files(rewrites, written, file_bytes=self._settings.parquet_file_bytes)
-        return await self._threads.run(self._describe, job, expected)
+        return await self._threads.run(self._describe, job, expected, keyring)
 
-    def _describe(self, job: HistoryJob, expected: Sequence[ExpectedFile]) -> Sequence[AddedFile]:
-        return HistoryTableFiles(self._address, self._address.open(), job, job.table).describe(expected)
+    def _describe(
+        self, job: HistoryJob, expected: Sequence[ExpectedFile], keyring: TopicKeyring | None
+    ) -> Sequence[AddedFile]:
+        table = HistoryTableFiles(self._address, self._address.open(), job, job.table)
+        return table.describe(expected, keyring)
 
     def _stage(
         self, job: HistoryJob, added: Sequence[AddedFile], removed: Sequence[TableFile], on: TableVersion

@@ -24,6 +24,8 @@ from spark_compaction.session import spark_session
 from spark_compaction.settings import CompactionSettings
 from spark_compaction.state.key_files import KeyFiles
 from spark_compaction.typed.topic_typing import table_columns
+from storage.encryption.key_wrapping import KeyUnavailable
+from storage.encryption.topic_keyring import TopicKeyring
 from storage.identifiers import Offset, Partition
 from storage.threads import Threads
 
@@ -35,6 +37,7 @@ async def run_rewrite_job(
     job: HistoryJob,
     rewrites: Sequence[Rewrite],
     *,
+    keyring: TopicKeyring | None,
     cutoff: datetime | None = None,
     deleted_to: Mapping[Partition, Offset] = MappingProxyType({}),
     erased_keys: tuple[bytes | None, ...] = (),
@@ -43,9 +46,10 @@ async def run_rewrite_job(
     on_tasks_done: Callable[[int], None] = lambda _: None,
 ) -> list[RewrittenFile]:
     """Returns what the tasks wrote under the job's prefix. Left out are records older than `cutoff`, those
-    below `deleted_to`, those of `erased_keys` below `erased_to`, and those that `keys` replace.
+    below `deleted_to`, those of `erased_keys` below `erased_to`, and those that `keys` replace. `keyring`
+    opens and encrypts the files of a topic that is encrypted.
 
-    Raises SparkJobFailed, SparkUnavailable or JavaMissing.
+    Raises SparkJobFailed, SparkUnavailable, JavaMissing, or KeyUnavailable if the key of a file is missing.
     """
 
     def schema() -> pa.Schema:
@@ -59,6 +63,7 @@ async def run_rewrite_job(
         cutoff=cutoff,
         row_group_bytes=settings.parquet_row_group_bytes,
         file_bytes=settings.parquet_file_bytes,
+        keyring=keyring,
         schema=await threads.run(schema),
         erased_keys=erased_keys,
         keys=keys,
@@ -71,4 +76,8 @@ async def run_rewrite_job(
         on_tasks_done=on_tasks_done,
         executor_wait_s=settings.spark_executor_wait_s,
     )
-    return [RewrittenFile(**row) for row in rows]
+    written = [RewrittenFile(**row) for row in rows]
+    unreadable = next((row.unreadable for row in written if row.unreadable), None)
+    if unreadable is not None:
+        raise KeyUnavailable(unreadable)
+    return written

@@ -21,11 +21,13 @@ from numpy.typing import NDArray
 from sequencer.history.history_values import TableFile
 from spark_compaction.bucket import Bucket, BucketAddress
 from spark_compaction.footers import ExpectedFile, is_full
-from spark_compaction.history_file import HistoryFile, WrittenFile, record_batches
+from spark_compaction.history_file import HistoryFile, WrittenFile, decryption_of, record_batches
 from spark_compaction.manifest import ManifestRefused
 from spark_compaction.state.key_files import KeyFiles, LastRecords
 from storage.arrow.arrow_schema import RECORD_SCHEMA
 from storage.arrow.erased_batches import ErasedKeys
+from storage.encryption.key_wrapping import KeyUnavailable
+from storage.encryption.topic_keyring import TopicKeyring
 from storage.identifiers import ObjectKey, Offset, Partition, TopicId
 
 _SOURCE_FIELDS: list["pa.Field[Any]"] = [
@@ -42,7 +44,7 @@ _TASK_FIELDS: list["pa.Field[Any]"] = [
 ]
 REWRITTEN_COLUMNS = (
     "task_id int, object_key string, kept_rows long, expired_rows long, first_offset long, last_offset long, "
-    "size_bytes long, footer_crc32c long"
+    "size_bytes long, footer_crc32c long, unreadable string"
 )
 _FIELDS: list["pa.Field[Any]"] = [
     pa.field("task_id", pa.int32()),
@@ -53,6 +55,7 @@ _FIELDS: list["pa.Field[Any]"] = [
     pa.field("last_offset", pa.int64()),
     pa.field("size_bytes", pa.int64()),
     pa.field("footer_crc32c", pa.int64()),
+    pa.field("unreadable", pa.string()),
 ]
 _REWRITTEN_SCHEMA = pa.schema(_FIELDS)
 
@@ -66,6 +69,8 @@ class RewriteContext:
     """Older rows are left out."""
     row_group_bytes: int
     file_bytes: int
+    keyring: TopicKeyring | None
+    """None: the topic is not encrypted."""
     schema: pa.Schema
     """Of the new files. Columns beyond the record's are taken over by their field ids."""
     erased_keys: tuple[bytes | None, ...] = ()
@@ -89,7 +94,8 @@ class Rewrite:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewrittenFile:
     """`object_key` is empty if nothing was left to keep, or if nothing was to be erased or is replaced: then
-    `kept_rows` are those of the source, which stays."""
+    `kept_rows` are those of the source, which stays. `unreadable` says why the task has no key for a source.
+    """
 
     task_id: int
     object_key: str = ""
@@ -99,6 +105,7 @@ class RewrittenFile:
     last_offset: int = -1
     size_bytes: int = 0
     footer_crc32c: int = 0
+    unreadable: str = ""
 
 
 def rewrite_table(
@@ -220,10 +227,14 @@ class _Rewriting:
         self._last = None if keys is None else LastRecords(bucket, keys)
 
     def run(self, task: dict[str, Any]) -> Iterator[RewrittenFile]:
+        try:
+            yield from self._run(task)
+        except KeyUnavailable as error:  # another attempt would not have the key either
+            yield RewrittenFile(task_id=self._task_id, unreadable=str(error))
+
+    def _run(self, task: dict[str, Any]) -> Iterator[RewrittenFile]:
         for source in task["sources"]:
-            data = pa.BufferReader(self._bucket.get(ObjectKey(source["object_key"])))
-            # The new file has the only copy of these records, and checksums of its own.
-            file = pq.ParquetFile(data, page_checksum_verification=True)
+            file = self._opened(self._bucket.get(ObjectKey(source["object_key"])))
             if self._stays(file, source["to_offset"]):
                 yield RewrittenFile(task_id=self._task_id, kept_rows=file.metadata.num_rows)
                 continue
@@ -234,6 +245,14 @@ class _Rewriting:
         if self._target is not None:
             yield self._closed(self._target)
         yield RewrittenFile(task_id=self._task_id, expired_rows=self._expired_rows)
+
+    def _opened(self, data: bytes) -> pq.ParquetFile:
+        """Raises KeyUnavailable."""
+        decryption = decryption_of(self._context.keyring, pq.read_metadata(pa.BufferReader(data)))
+        # The new file has the only copy of these records, and checksums of its own.
+        return pq.ParquetFile(
+            pa.BufferReader(data), page_checksum_verification=True, decryption_properties=decryption
+        )
 
     def _stays(self, file: pq.ParquetFile, to_offset: int) -> bool:
         """True if the file has none of the rows that were looked for."""
@@ -274,6 +293,7 @@ class _Rewriting:
                 self._partition,
                 row_group_bytes=self._context.row_group_bytes,
                 schema=self._context.schema,
+                topic_key=None if self._context.keyring is None else self._context.keyring.newest,
             )
         self._target.add(rows)
 

@@ -27,6 +27,7 @@ from sequencer.topics.topic_config import TopicConfig
 from sequencer.topics.topics import UnknownTopic
 from spark_compaction.compact import Compaction, CompactionProgress, TopicCompaction, TopicCompactor
 from spark_compaction.job import SparkJobFailed
+from spark_compaction.job_keys import JobKeys, open_job_keys
 from spark_compaction.manifest import ManifestRefused
 from spark_compaction.open_log import open_log
 from spark_compaction.session import SparkUnavailable
@@ -87,7 +88,7 @@ class HistoryMetrics:
         )
         self.waiting = Gauge(
             "tidelog_history_waiting",
-            "1 where the topic's records cannot become columns now: the log of the service says why",
+            "1 where the topic's records cannot come into history now: the log of the service says why",
             ["topic"],
             registry=registry,
         )
@@ -188,8 +189,8 @@ async def run_service(settings: CompactionSettings, registry: CollectorRegistry,
     """Works until `stop` is set; a round at work is cancelled then. Raises what `open_log` raises, before it
     begins.
     """
-    async with open_log(settings) as sequencer:
-        service = HistoryService(settings, sequencer, HistoryMetrics(registry))
+    async with open_log(settings) as sequencer, open_job_keys(settings, sequencer) as keys:
+        service = HistoryService(settings, sequencer, keys, HistoryMetrics(registry))
         working = asyncio.create_task(service.run())
         stopping = asyncio.create_task(stop.wait())
         try:
@@ -203,11 +204,14 @@ async def run_service(settings: CompactionSettings, registry: CollectorRegistry,
 
 
 class HistoryService:
-    def __init__(self, settings: CompactionSettings, sequencer: Sequencer, metrics: HistoryMetrics) -> None:
+    def __init__(
+        self, settings: CompactionSettings, sequencer: Sequencer, keys: JobKeys, metrics: HistoryMetrics
+    ) -> None:
         self._settings = settings
         self._sequencer = sequencer
+        self._keys = keys
         self._metrics = metrics
-        self._compaction = Compaction(settings, sequencer, _log_progress)
+        self._compaction = Compaction(settings, sequencer, keys, _log_progress)
         self._retries = Retries()
         self._waiting: set[str] = set()
         """Topics of the gauge."""
@@ -256,7 +260,9 @@ class HistoryService:
     async def _compact(self, due: Sequence[TopicBehind]) -> bool:
         """Whether a topic's history advanced."""
         topics = await self._sequencer.topics.by_name([topic.topic_name for topic in due])
-        compactors = [TopicCompactor(self._settings, self._sequencer, topic) for topic in topics.values()]
+        compactors = [
+            TopicCompactor(self._settings, self._sequencer, topic, self._keys) for topic in topics.values()
+        ]
         try:
             await self._compaction.run_round(compactors)
         finally:
@@ -304,9 +310,14 @@ class HistoryService:
         await self._sequencer.history.garbage.drop_deleted(self._settings.compact_round_topics)
         names = await self._sequencer.history.topics_with_expired_files()
         for topic in (await self._sequencer.topics.by_name(names)).values():
-            expired = await TopicExpirer(self._settings, self._sequencer, topic).run()
+            expired = await TopicExpirer(self._settings, self._sequencer, topic, self._keys).run()
             self._metrics.expired.inc(expired.rows_expired)
             self._note_refusals(expired.topic, [expired.refused] if expired.refused else [])
+            if expired.waits:
+                log.error(
+                    "a topic's partly expired files wait",
+                    extra={"topic": expired.topic, "reason": expired.waits},
+                )
 
     def _failed(self, error: Exception) -> None:
         self._metrics.failures.labels(type(error).__name__).inc()

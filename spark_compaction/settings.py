@@ -1,18 +1,20 @@
 """The settings of compaction into history, of its TTL and of Spark SQL over it.
 
-Each is also an environment variable (`TIDELOG_SPARK_MASTER`, ...). The store's and the sequencer's own
-settings are inherited, so that one object says how to reach the bucket, the sequencer, the catalog and Spark.
+Each is also an environment variable (`TIDELOG_SPARK_MASTER`, ...). The settings of the store, the sequencer
+and the encryption are inherited, so that one object says how to reach the bucket, the sequencer, the keys of
+topics, the catalog and Spark.
 """
 
 from pydantic import Field, SecretStr
 
 from sequencer.settings import SequencerSettings
+from storage.encryption.settings import EncryptionSettings
 from storage.stores.object_store import StoreSettings
 
 MEBIBYTE = 1 << 20
 
 
-class CompactionSettings(StoreSettings, SequencerSettings):
+class CompactionSettings(StoreSettings, SequencerSettings, EncryptionSettings):
     database_url: str = Field(default="", repr=False)
     """The sequencer's Postgres. Only the driver talks to it; executors need the bucket and nothing else."""
     store_url: str = ""

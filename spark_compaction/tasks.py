@@ -15,6 +15,7 @@ Promises:
 - A fault costs only the batch that has it. A batch that fails is first read once more: bytes that were
   damaged on the way are no reason to leave a range out of history.
 - Memory is bounded by a group of batches, not by the run.
+- A sealed batch whose key is not at hand fails the task. It is never taken for one that does not decode.
 """
 
 from collections import deque
@@ -38,11 +39,15 @@ from spark_compaction.typed.decoding import RecordDecoder, TypedPlan, Unplanned
 from storage.arrow.aborted_batches import AbortedTransaction, columns_of, left_out
 from storage.arrow.arrow_columns import decode_batches
 from storage.batches.batch_validation import InvalidBatch
+from storage.batches.byte_arrays import Buffer
 from storage.batches.record_batch import index_batches, read_header, relative_offsets
+from storage.encryption.sealed_batches import SealBroken
+from storage.encryption.topic_keyring import ReadKeyring, TopicKeyring, opened_batches
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, ProducerId, SegmentId, TopicId
 from storage.stores.object_store import ObjectNotFound, StoreUnavailable
 
 _GROUP_BYTES = 1 << 20
+_FAULTS = (InvalidBatch, SealBroken, ValueError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +78,26 @@ class _Span:
     end_offset: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Decoding:
+    """What all batches of a run have in common."""
+
+    run: RunToCompact
+    reread: Callable[[int, int], bytes]
+    aborted: NDArray[np.int64]
+    keyring: ReadKeyring | None
+
+
 def decode_run(
-    run: RunToCompact, data: bytes, reread: Callable[[int, int], bytes], aborted: NDArray[np.int64]
+    run: RunToCompact,
+    data: bytes,
+    reread: Callable[[int, int], bytes],
+    aborted: NDArray[np.int64],
+    keyring: ReadKeyring | None = None,
 ) -> Iterator[DecodedRows | UndecodableRange]:
-    """`reread(start, end)` reads bytes of the run from the store again. `aborted`: what `left_out` takes."""
+    """`reread(start, end)` reads bytes of the run from the store again. `aborted`: what `left_out` takes.
+    Raises KeyUnavailable.
+    """
     try:
         batches = _batches(run, data)
     except ValueError:
@@ -88,9 +109,10 @@ def decode_run(
                 first_offset=run.from_offset, end_offset=run.end_offset, reason=_reason(run, error)
             )
             return
+    decoding = _Decoding(run=run, reread=reread, aborted=aborted, keyring=keyring)
     for group in _groups([batch for batch in batches if batch.base_offset < run.end_offset]):
         if group[-1].end_offset > run.from_offset:
-            yield from _decode_group(run, data, group, reread, aborted)
+            yield from _decode_group(decoding, data, group)
 
 
 def _batches(run: RunToCompact, data: bytes) -> list[_Span]:
@@ -122,47 +144,38 @@ def _groups(batches: list[_Span]) -> Iterator[list[_Span]]:
 
 
 def _decode_group(
-    run: RunToCompact,
-    data: bytes,
-    group: list[_Span],
-    reread: Callable[[int, int], bytes],
-    aborted: NDArray[np.int64],
+    decoding: _Decoding, data: bytes, group: list[_Span]
 ) -> Iterator[DecodedRows | UndecodableRange]:
     try:
-        yield _decode_span(run, data, 0, _joined(group), aborted)
-    except (InvalidBatch, ValueError):
+        yield _decode_span(decoding, data, 0, _joined(group))
+    except _FAULTS:
         for batch in group:
-            if batch.end_offset > run.from_offset:
-                yield _decode_batch(run, data, batch, reread, aborted)
+            if batch.end_offset > decoding.run.from_offset:
+                yield _decode_batch(decoding, data, batch)
 
 
-def _decode_batch(
-    run: RunToCompact,
-    data: bytes,
-    batch: _Span,
-    reread: Callable[[int, int], bytes],
-    aborted: NDArray[np.int64],
-) -> DecodedRows | UndecodableRange:
+def _decode_batch(decoding: _Decoding, data: bytes, batch: _Span) -> DecodedRows | UndecodableRange:
+    run = decoding.run
     try:
-        return _decode_span(run, data, 0, batch, aborted)
-    except (InvalidBatch, ValueError):
-        again = reread(batch.start, batch.end)
+        return _decode_span(decoding, data, 0, batch)
+    except _FAULTS:
+        again = decoding.reread(batch.start, batch.end)
     try:
-        return _decode_span(run, again, batch.start, batch, aborted)
-    except (InvalidBatch, ValueError) as error:
+        return _decode_span(decoding, again, batch.start, batch)
+    except _FAULTS as error:
         first = max(batch.base_offset, run.from_offset)
         end = min(batch.end_offset, run.end_offset)
         return UndecodableRange(first_offset=first, end_offset=end, reason=_reason(run, error))
 
 
-def _decode_span(
-    run: RunToCompact, data: bytes, data_start: int, span: _Span, aborted: NDArray[np.int64]
-) -> DecodedRows:
-    start, end = span.start - data_start, span.end - data_start
-    batches = index_batches(data, start, end)
+def _decode_span(decoding: _Decoding, raw: bytes, raw_start: int, span: _Span) -> DecodedRows:
+    run = decoding.run
+    found = memoryview(raw)[span.start - raw_start : span.end - raw_start]
+    data = opened_batches(decoding.keyring, found, run.partition)
+    batches = index_batches(data, 0, len(data))
     base_offsets = span.base_offset + relative_offsets(batches)
-    is_left_out = left_out(data, batches["position"], base_offsets, aborted)
-    rows = decode_batches(data, start, end, span.base_offset, is_left_out)
+    is_left_out = left_out(data, batches["position"], base_offsets, decoding.aborted)
+    rows = decode_batches(data, 0, len(data), span.base_offset, is_left_out)
     offsets = rows.column("offset").to_numpy()
     first, end_offset = max(span.base_offset, run.from_offset), min(span.end_offset, run.end_offset)
     before, count = first - span.base_offset, end_offset - first
@@ -179,7 +192,7 @@ def _decode_span(
 
 
 def _records_of(
-    data: bytes,
+    data: Buffer,
     batches: NDArray[Any],
     is_left_out: NDArray[np.bool_],
     offsets: NDArray[np.int64],
@@ -264,6 +277,8 @@ class TaskContext:
     """How keys and values become columns, of the topics that have a format."""
     keys: Mapping[tuple[TopicId, Partition], KeyFiles] = field(default_factory=dict)
     """Which records stay, of the partitions whose history is their state."""
+    keyrings: Mapping[TopicId, TopicKeyring] = field(default_factory=dict)
+    """Of the topics that are encrypted."""
 
 
 def task_table(tasks: Iterable[tuple[HistoryJob, PlannedTask]]) -> pa.Table:
@@ -314,6 +329,7 @@ class _TaskRun:
         self._replaced_rows = 0
         """As `_empty_offsets`."""
         self._last: LastRecords | None = None
+        self._keyring = context.keyrings.get(topic_id)
         plan = context.typed.get(topic_id)
         self._decoder = None if plan is None else RecordDecoder(plan)
 
@@ -360,7 +376,7 @@ class _TaskRun:
                     "missing", self._task.end_offset, f"object {run.object_key} is not in the bucket"
                 )
                 return
-            for event in decode_run(run, data, rereading(self._bucket, run), self._aborted):
+            for event in decode_run(run, data, rereading(self._bucket, run), self._aborted, self._keyring):
                 if isinstance(event, UndecodableRange):
                     yield from self._close_file()
                     yield self._row("raw", Offset(event.end_offset), event.reason)
@@ -404,6 +420,7 @@ class _TaskRun:
                 row_group_bytes=context.row_group_bytes,
                 schema=None if self._decoder is None else self._decoder.schema,
                 zstd_level=FRESH_ZSTD_LEVEL,
+                topic_key=None if self._keyring is None else self._keyring.newest,
             )
         if self._file is not None:
             self._file.add(rows)

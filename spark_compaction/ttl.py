@@ -9,7 +9,7 @@ collector. The raw log is not touched. `retention.bytes` limits only the raw log
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -31,6 +31,7 @@ from spark_compaction.bucket import BucketAddress
 from spark_compaction.compact import chosen_topics
 from spark_compaction.iceberg_table import AddedFile, Change, HistoryTableFiles
 from spark_compaction.job import kept_lease, publish_staged
+from spark_compaction.job_keys import JobKeys, open_job_keys
 from spark_compaction.open_log import open_log
 from spark_compaction.rewrite_job import run_rewrite_job
 from spark_compaction.rewrite_tasks import (
@@ -39,7 +40,7 @@ from spark_compaction.rewrite_tasks import (
     expected_files,
 )
 from spark_compaction.settings import CompactionSettings
-from storage.identifiers import Offset, Partition
+from storage.encryption.key_wrapping import KeyUnavailable
 from storage.threads import Threads
 
 _DROPPED_AT_A_TIME = 100
@@ -57,6 +58,8 @@ class TopicExpiry:
     files_rewritten: int = 0
     files_deferred: int = 0
     """Partly expired files beyond `ttl_rewrite_bytes`. The next pass takes them."""
+    waits: str = ""
+    """Why no file was rewritten: a key of the topic is missing. Whole files go without one."""
     refused: str = ""
     """Why the publish was refused. The next pass plans again."""
     busy: bool = False
@@ -100,10 +103,12 @@ def expire_history(
 async def _expire_history(
     settings: CompactionSettings, names: Sequence[str] | None, on_progress: OnProgress, now: datetime
 ) -> TtlReport:
-    async with open_log(settings) as sequencer:
+    async with open_log(settings) as sequencer, open_job_keys(settings, sequencer) as keys:
         await sequencer.history.garbage.drop_deleted(_DROPPED_AT_A_TIME)
         chosen = await chosen_topics(sequencer, names)
-        done = [await TopicExpirer(settings, sequencer, topic, on_progress, now).run() for topic in chosen]
+        done = [
+            await TopicExpirer(settings, sequencer, topic, keys, on_progress, now).run() for topic in chosen
+        ]
         return TtlReport(topics=tuple(done))
 
 
@@ -119,6 +124,7 @@ class TopicExpirer:
         settings: CompactionSettings,
         sequencer: Sequencer,
         topic: Topic,
+        keys: JobKeys,
         on_progress: OnProgress = lambda _: None,
         now: datetime | None = None,
     ) -> None:
@@ -126,6 +132,7 @@ class TopicExpirer:
         self._settings = settings
         self._sequencer = sequencer
         self._topic = topic
+        self._keys = keys
         self._on_progress = on_progress
         self._readers_since = now - timedelta(seconds=settings.history_snapshot_grace_s)
         self._cutoff = _cutoff(now, TopicConfig.of(topic.config).history_retention_ms)
@@ -158,16 +165,20 @@ class TopicExpirer:
         if not dropped and not due and not table.has_snapshots_before(self._readers_since):
             await history.abandon(job.job_id)
             return TopicExpiry(topic=self._topic.name, files_deferred=len(deferred))
-        rewrites = [Rewrite(sources=(file,)) for file in due]
-        rewritten = await self._rewrite(job, rewrites, await history.deleted_to(topic_id))
-        expected = expected_files(rewrites, rewritten, file_bytes=self._settings.parquet_file_bytes)
-        added = await self._threads.run(table.describe, expected)
+        waits, rewritten, added = "", list[RewrittenFile](), list[AddedFile]()
+        try:
+            rewritten, added = await self._rewrite(job, table, due)
+        except KeyUnavailable as missing:
+            waits, due, deferred = str(missing), (), partly
+            if not dropped and not table.has_snapshots_before(self._readers_since):
+                await history.abandon(job.job_id)
+                return TopicExpiry(topic=self._topic.name, files_deferred=len(deferred), waits=waits)
         self._tell("publishing")
         change = _Expiry(removed=(*dropped, *due), added=added)
         outcome = await publish_staged(self._sequencer, job, partial(self._stage, job, change))
         if isinstance(outcome, PublishRefused):
             await history.abandon(job.job_id)
-            return TopicExpiry(topic=self._topic.name, busy=True, refused=outcome.reason)
+            return TopicExpiry(topic=self._topic.name, busy=True, waits=waits, refused=outcome.reason)
         return TopicExpiry(
             topic=self._topic.name,
             rows_expired=sum(file.row_count for file in dropped)
@@ -175,27 +186,31 @@ class TopicExpirer:
             files_dropped=len(dropped),
             files_rewritten=len(due),
             files_deferred=len(deferred),
+            waits=waits,
         )
 
     async def _rewrite(
-        self,
-        job: HistoryJob,
-        rewrites: Sequence[Rewrite],
-        deleted_to: Mapping[Partition, Offset],
-    ) -> list[RewrittenFile]:
-        if not rewrites:
-            return []
+        self, job: HistoryJob, table: HistoryTableFiles, due: Sequence[TableFile]
+    ) -> tuple[list[RewrittenFile], list[AddedFile]]:
+        """What the tasks did, and the new files. Raises KeyUnavailable."""
+        if not due:
+            return [], []
+        rewrites = [Rewrite(sources=(file,)) for file in due]
+        keyring = await self._keys.of(self._topic)
         self._tell("rewriting", total=len(rewrites))
-        return await run_rewrite_job(
+        rewritten = await run_rewrite_job(
             self._settings,
             self._threads,
             self._address,
             job,
             rewrites,
+            keyring=keyring,
             cutoff=self._cutoff,
-            deleted_to=deleted_to,
+            deleted_to=await self._sequencer.history.deleted_to(job.topic_id),
             on_tasks_done=lambda done: self._tell("rewriting", done=done, total=len(rewrites)),
         )
+        expected = expected_files(rewrites, rewritten, file_bytes=self._settings.parquet_file_bytes)
+        return rewritten, await self._threads.run(table.describe, expected, keyring)
 
     def _stage(self, job: HistoryJob, expiry: "_Expiry", on: TableVersion) -> Publication:
         change = Change(

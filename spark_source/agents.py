@@ -40,6 +40,8 @@ class PartitionEnds:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicEnds:
     topic_id: str
+    may_be_encrypted: bool
+    """True if some records of the topic may need its keys."""
     partitions: Mapping[int, PartitionEnds]
 
 
@@ -82,6 +84,7 @@ class Agents:
         found = self._ask("GET", f"/v1/topics/{quote(name, safe='')}")
         return TopicEnds(
             topic_id=found["topic_id"],
+            may_be_encrypted=found["may_be_encrypted"],
             partitions={int(each["partition"]): _ends(each) for each in found["offsets"]},
         )
 

@@ -9,12 +9,13 @@ Promises:
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from spark_source.agents import PartitionEnds, Piece
 from spark_source.settings import SourceSettings
 from spark_source.window import Window
+from storage.encryption.topic_keyring import ReadKeyring
 
 log = logging.getLogger("tidelog")
 
@@ -64,6 +65,8 @@ class PlannedRead:
     topic: str
     partition: int
     pieces: tuple[Piece, ...]
+    keyring: ReadKeyring | None = field(default=None, repr=False)
+    """None: the topic has no keys. Spark sends a task to one executor, and writes it nowhere."""
 
 
 def wanted(pieces: Iterable[Piece], window: Window) -> Iterator[Piece]:
@@ -95,13 +98,25 @@ def missing(
 
 
 def plan_reads(
-    found: Mapping[PartitionOf, list[Piece]], *, task_bytes: int, min_partitions: int
+    found: Mapping[PartitionOf, list[Piece]],
+    *,
+    task_bytes: int,
+    min_partitions: int,
+    keyrings: Mapping[str, ReadKeyring] | None = None,
 ) -> list[PlannedRead]:
-    """Tasks of about `task_bytes` each, or smaller ones so that there are `min_partitions` of them."""
+    """Tasks of about `task_bytes` each, or smaller ones so that there are `min_partitions` of them.
+    `keyrings`: those of encrypted topics, by the topic's name.
+    """
+    own = keyrings or {}
     total = sum(piece.length for pieces in found.values() for piece in pieces)
     most = max(1, min(task_bytes, total // min_partitions))
     return [
-        PlannedRead(topic=topic, partition=partition, pieces=tuple(group))
+        PlannedRead(
+            topic=topic,
+            partition=partition,
+            pieces=tuple(group),
+            keyring=own.get(topic),
+        )
         for (topic, partition), pieces in sorted(found.items())
         for group in _groups(pieces, most)
     ]

@@ -9,12 +9,13 @@ Promises:
 - No record becomes a Python object.
 - Records of aborted transactions and markers are left out.
 - At most `source_prefetch` runs are in memory, and some row groups of one Parquet file.
+- Encrypted records are read with the keys that came with the task, columns in the clear without them.
 """
 
 import io
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 from uuid import UUID
@@ -24,18 +25,20 @@ import pyarrow.parquet as pq
 
 from sequencer.history.history_values import RunToCompact
 from spark_compaction.bucket import Bucket, BucketAddress
+from spark_compaction.history_file import decryption_of
 from spark_compaction.tasks import UndecodableRange, decode_run
 from spark_source.agents import Agents, Piece
 from spark_source.planning import Asked, PlannedRead, ReadContext, heed_loss, missing
 from spark_source.window import offsets_between
 from storage.arrow.aborted_batches import columns_of
 from storage.arrow.arrow_schema import HISTORY_SCHEMA
+from storage.encryption.parquet_keys import CLEAR_COLUMNS
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId
 from storage.stores.object_store import ObjectNotFound
 
 log = logging.getLogger("tidelog")
 
-_WHOLE_FILE_BYTES = 8 << 20
+WHOLE_FILE_BYTES = 8 << 20
 _BATCH_BYTES = 8 << 20
 _OFFSET_COLUMN = 1
 _NO_SEGMENT = SegmentId(UUID(int=0))
@@ -43,7 +46,7 @@ _NO_SEGMENT = SegmentId(UUID(int=0))
 
 def read_task(context: ReadContext, task: PlannedRead) -> Iterator[pa.RecordBatch]:
     """The wanted rows of a task, with the wanted columns in their order. Raises DataLoss, StoreUnavailable,
-    AgentsUnavailable, or ObjectNotFound for an object that stays missing.
+    AgentsUnavailable, KeyUnavailable, or ObjectNotFound for an object that stays missing.
     """
     reader = _TaskReader(context, task)
     for rows in reader.rows():
@@ -111,10 +114,27 @@ class _TaskReader:
         key = ObjectKey(piece.object_key)
         if piece.kind == "raw":
             return self._bucket.get(key, piece.position, piece.position + piece.length)
-        if piece.length <= _WHOLE_FILE_BYTES:
-            return pq.ParquetFile(pa.BufferReader(self._bucket.get(key)), page_checksum_verification=True)
-        source = pa.PythonFile(_RangedObject(self._bucket, key, piece.length), mode="r")
-        return pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True)
+        if piece.length <= WHOLE_FILE_BYTES:
+            data = self._bucket.get(key)
+            return self._parquet_file(lambda: pa.BufferReader(data), pre_buffer=False)
+        return self._parquet_file(
+            lambda: pa.PythonFile(RangedObject(self._bucket, key, piece.length), mode="r"), pre_buffer=True
+        )
+
+    def _parquet_file(self, source: Callable[[], Any], *, pre_buffer: bool) -> pq.ParquetFile:
+        """Columns in the clear need no key. Raises KeyUnavailable."""
+        file = pq.ParquetFile(source(), pre_buffer=pre_buffer, page_checksum_verification=True)
+        if set(self._schema.names) <= set(CLEAR_COLUMNS):
+            return file
+        decryption = decryption_of(self._task.keyring, file.metadata)
+        if decryption is None:
+            return file
+        return pq.ParquetFile(
+            source(),
+            pre_buffer=pre_buffer,
+            page_checksum_verification=True,
+            decryption_properties=decryption,
+        )
 
     def _rows_of(self, piece: Piece, loaded: Any) -> Iterator[pa.RecordBatch]:
         if piece.kind == "raw":
@@ -139,7 +159,7 @@ class _TaskReader:
         def reread(start: int, end: int) -> bytes:
             return self._bucket.get(key, piece.position + start, piece.position + end)
 
-        for event in decode_run(run, data, reread, columns_of(piece.aborted)):
+        for event in decode_run(run, data, reread, columns_of(piece.aborted), self._task.keyring):
             if not isinstance(event, UndecodableRange):
                 yield event.rows.select(self._schema.names)
             else:
@@ -186,7 +206,7 @@ def _projected(rows: pa.RecordBatch, columns: Sequence[str], task: PlannedRead) 
     return pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
-class _RangedObject(io.RawIOBase):
+class RangedObject(io.RawIOBase):
     """An object of the bucket as a file: each read is one ranged GET."""
 
     def __init__(self, bucket: Bucket, key: ObjectKey, size: int) -> None:

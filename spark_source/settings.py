@@ -5,12 +5,13 @@ reader or writer: `TIDELOG_SOURCE_TASK_BYTES` is `.option("sourceTaskBytes", ...
 from pydantic import Field
 
 from spark_source.http_login import HttpLoginSettings
+from storage.encryption.settings import EncryptionSettings
 from storage.stores.object_store import StoreSettings
 
 _MEBIBYTE = 1 << 20
 
 
-class SourceSettings(StoreSettings, HttpLoginSettings):
+class SourceSettings(StoreSettings, HttpLoginSettings, EncryptionSettings):
     store_url: str = ""
     """The bucket: s3://bucket/prefix?endpoint=http://..., as the agents use it."""
     http_url: str = ""

@@ -13,6 +13,7 @@ import logging
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -50,6 +51,8 @@ from spark_source.planning import (
 )
 from spark_source.pushed_filters import narrowed
 from spark_source.settings import SourceSettings
+from spark_source.topic_keys import SourceKeys
+from storage.identifiers import TopicId
 
 log = logging.getLogger("tidelog")
 
@@ -73,9 +76,7 @@ class TidelogSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(dict(self.options), streaming=False)
         context = _context(self.settings(), options, schema)
-        # Spark refuses a reader that takes filters where the session does not push them.
-        takes_filters = _PUSHDOWN_WORKER in sys.modules or _is_main(_PUSHDOWN_WORKER)
-        return (FilteringReader if takes_filters else Reader)(context, options)
+        return (FilteringReader if takes_filters() else Reader)(context, options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - PySpark's name
         options = read_options(dict(self.options), streaming=True)
@@ -96,6 +97,11 @@ def _appending(options: Mapping[str, str], overwrite: bool) -> dict[str, str]:
     if overwrite:
         raise InvalidOption("a log cannot be overwritten: use mode append")
     return dict(options)
+
+
+def takes_filters() -> bool:
+    """Spark refuses a reader that takes filters where the session does not push them."""
+    return _PUSHDOWN_WORKER in sys.modules or _is_main(_PUSHDOWN_WORKER)
 
 
 def _is_main(module: str) -> bool:
@@ -128,16 +134,18 @@ class Reader(DataSourceReader):
     def __init__(self, context: ReadContext, options: ReadOptions) -> None:
         self.context = context
         self._options = options
+        self._keys = SourceKeys(context.settings)
 
     def partitions(self) -> Sequence[InputPartition]:
         agents = Agents(self.context.settings)
+        topics = {topic: agents.topic(topic) for topic in self._options.topics}
         asked = [
             one
-            for topic in self._options.topics
-            for one in self._asked(topic, agents.topic(topic))
+            for topic, ends in topics.items()
+            for one in self._asked(topic, ends)
             if self.context.window.has_partition(one.partition)
         ]
-        return _planned(agents, self.context, asked, self._options.min_partitions)
+        return _planned(agents, self.context, asked, topics, self._keys, self._options.min_partitions)
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
         return _rows(self.context, partition)
@@ -182,6 +190,7 @@ class StreamReader(DataSourceStreamReader):
         self._options = options
         self._seen: dict[str, Any] | None = None
         self._initial: dict[str, Any] | None = None
+        self._keys = SourceKeys(context.settings)
         if options.max_offsets_per_trigger is not None:
             log.warning(
                 "tidelog: maxOffsetsPerTrigger is set. With trigger(availableNow=True) Spark 4.1 makes one "
@@ -222,9 +231,10 @@ class StreamReader(DataSourceStreamReader):
         ]
         if not asked:
             return []
-        self._check_topics(end, self._topics())
+        topics = self._topics()
+        self._check_topics(end, topics)
         agents = Agents(self.context.settings)
-        return _planned(agents, self.context, asked, self._options.min_partitions)
+        return _planned(agents, self.context, asked, topics, self._keys, self._options.min_partitions)
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
         return _rows(self.context, partition)
@@ -282,7 +292,12 @@ def _rows(context: ReadContext, partition: InputPartition | None) -> Iterator[An
 
 
 def _planned(
-    agents: Agents, context: ReadContext, asked: Iterable[Asked], min_partitions: int
+    agents: Agents,
+    context: ReadContext,
+    asked: Iterable[Asked],
+    topics: Mapping[str, TopicEnds],
+    source_keys: SourceKeys,
+    min_partitions: int,
 ) -> Sequence[InputPartition]:
     """Raises DataLoss, and ValueError for more coordinates than `source_max_pieces`."""
     settings = context.settings
@@ -300,7 +315,18 @@ def _planned(
             pieces.append(piece)
         heed_loss(missing(one, pieces, agents.partition), fail=context.fail_on_data_loss)
         found[one.topic, one.partition] = list(wanted(pieces, context.window))
-    tasks = plan_reads(found, task_bytes=settings.source_task_bytes, min_partitions=min_partitions)
+    keyrings = {
+        topic: source_keys.of_topic(
+            topic,
+            TopicId(UUID(ends.topic_id)),
+            (piece.object_key for (name, _), pieces in found.items() if name == topic for piece in pieces),
+        )
+        for topic, ends in topics.items()
+        if ends.may_be_encrypted
+    }
+    tasks = plan_reads(
+        found, task_bytes=settings.source_task_bytes, min_partitions=min_partitions, keyrings=keyrings
+    )
     return [ReadPartition(task) for task in tasks]
 
 

@@ -32,11 +32,14 @@ from sequencer.history.history import TABLES_PER_PAGE
 from sequencer.history.history_values import HistoryTable
 from sequencer.security.acl import Operation, ResourceType
 from sequencer.tenants.tenant_names import is_tenant_name, prefix_of
+from sequencer.topics.known_configs import ENCRYPTION
 from storage.scoped_keys import NoScopedKeys, ScopedKeys
 from storage.stores.object_store import ObjectNotFound, ObjectStore, StoreSettings, StoreUnavailable, StoreUrl
 
 NAMESPACE = "topics"
 _VENDED = "vended-credentials"
+_MAY_BE_ENCRYPTED = "tidelog.may-be-encrypted"
+"""In a table's config: columns of its files may be encrypted with a key of the topic (docs/encryption.md)."""
 _NOT_KEPT = {"Cache-Control": "no-store"}
 _ENDPOINTS = (
     "GET /v1/{prefix}/namespaces",
@@ -197,7 +200,7 @@ class _Catalog:
         if_none_match: Annotated[str | None, Header()] = None,
         x_iceberg_access_delegation: Annotated[str, Header()] = "",
     ) -> Response:
-        """`refs`: return only the snapshots that a branch or a tag names. The ETag covers both, and the
+        """`refs`: return only the snapshots that a branch or a tag names. The ETag covers all, also the
         keys: a reader whose copy of the table is whole but whose keys are not the newest gets an answer.
         """
         found = await self._find(namespace, table)
@@ -209,7 +212,9 @@ class _Catalog:
                 keys = await self._vended.of(found)
             except NoScopedKeys as reason:
                 return _no_keys(reason)
+        config = {_MAY_BE_ENCRYPTED: "true"} if ENCRYPTION in found.config else {}
         version = f"{found.metadata_key}?{snapshots}" + ("" if keys is None else f"&{keys.access_key}")
+        version += "".join(config)
         etag = f'"{sha256(version.encode()).hexdigest()[:32]}"'
         if if_none_match is not None and etag in if_none_match:
             return Response(status_code=304, headers={"ETag": etag})
@@ -228,11 +233,11 @@ class _Catalog:
         location = f"{metadata['location']}/{found.metadata_key.split(f'/{found.topic_id}/', 1)[1]}"
         if snapshots == "refs":
             metadata = _with_referenced_snapshots(metadata)
-        content = {"metadata-location": location, "metadata": metadata, "config": {}}
+        content = {"metadata-location": location, "metadata": metadata, "config": config}
         if keys is None:
             return JSONResponse(content, headers={"ETag": etag})
         given = self._given(namespace, found, keys)
-        content |= {"config": given["config"], "storage-credentials": [given]}
+        content |= {"config": given["config"] | config, "storage-credentials": [given]}
         return JSONResponse(content, headers={"ETag": etag, **_NOT_KEPT})
 
     async def credentials(self, namespace: str, table: str) -> Response:

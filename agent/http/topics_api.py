@@ -17,6 +17,7 @@ from agent.slices import Slices
 from sequencer.client import Sequencer
 from sequencer.database.database import SequencerUnavailable
 from sequencer.security.acl import CLUSTER_NAME, Operation, ResourceType
+from sequencer.topics.known_configs import ENCRYPTION
 from sequencer.topics.topic_config import KNOWN_CONFIGS, validate_config
 from sequencer.topics.topics import Topic, UnknownTopic
 from storage.identifiers import Partition
@@ -174,6 +175,7 @@ def _as_json(topic: Topic) -> dict[str, Any]:
         "topic_id": str(topic.topic_id),
         "partitions": topic.partition_count,
         "config": dict(topic.config) if _shows_configs(topic) else {},
+        "may_be_encrypted": ENCRYPTION in topic.config,
         "created_at": topic.created_at.isoformat(),
     }
 

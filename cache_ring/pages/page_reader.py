@@ -24,8 +24,11 @@ from cache_ring.ring.ring import Ring
 from cache_ring.settings import CacheRingSettings
 from sequencer.cluster.agents import LiveAgent
 from sequencer.commits.coordinates import RunCoordinate
+from sequencer.topics.topic_key_cache import TopicKeys
 from storage.batches.record_batch import Compression
-from storage.identifiers import ObjectKey, TopicId
+from storage.encryption.key_wrapping import KeyUnavailable
+from storage.encryption.sealed_batches import TopicKey
+from storage.identifiers import KeyId, ObjectKey, TopicId
 from storage.segments.keys import inline_bytes, is_inline
 from storage.stores.side_by_side import side_by_side
 
@@ -42,8 +45,11 @@ class PageReader:
         peers: PeerClient,
         settings: CacheRingSettings,
         compression_of: Callable[[TopicId], Compression] = lambda _: Compression.ZSTD,
+        keys: TopicKeys | None = None,
     ) -> None:
-        """`compression_of` returns the compression of records that are read from a topic's history."""
+        """`compression_of` returns the compression of records that are read from a topic's history. `keys`
+        decrypt it.
+        """
         self._membership = membership
         self._pages = pages
         self._peers = peers
@@ -51,7 +57,12 @@ class PageReader:
         self._ranges: PageCache[_RangeKey] = PageCache(settings.peer_range_cache_bytes)
         self._indexes = RunIndexes(settings.run_index_batches)
         self._row_groups = RowGroups(
-            pages.layout, self.read, lambda wanted: self._forget([wanted]), compression_of, settings
+            pages.layout,
+            self.read,
+            lambda wanted: self._forget([wanted]),
+            compression_of,
+            _no_key if keys is None else keys.of_id,
+            settings,
         )
         self._ring_seen: Ring | None = None
 
@@ -203,6 +214,10 @@ class PageReader:
         """About the store's median GET. A peer must show a sign of life within that time."""
         usual_s = self._pages.get_latency.median_s() or self._settings.peer_answer_floor_s
         return min(max(usual_s, self._settings.peer_answer_floor_s), self._settings.peer_answer_ceiling_s)
+
+
+async def _no_key(_: TopicId, key_id: KeyId) -> TopicKey:
+    raise KeyUnavailable(f"this process has no keys of topics, and history needs {key_id:016x}")
 
 
 def _range_key(wanted: PageRange) -> _RangeKey:

@@ -6,6 +6,8 @@ Promises:
 - A row group is decoded once for all concurrent readers, and its batches are kept: `row_group_cache_bytes` of
   them.
 - At most `row_group_threads` row groups are decoded at a time, and `row_group_load_bytes` of them are loaded.
+- The batches of an encrypted file are sealed with its key before they are kept. The read path opens them, as
+  it opens those of segments. A wait for a key holds no room of others.
 """
 
 from collections import OrderedDict
@@ -20,9 +22,12 @@ from cache_ring.settings import CacheRingSettings
 from sequencer.commits.coordinates import NOTHING, RunCoordinate
 from storage.batches.batch_validation import NO_TIMESTAMP_MS
 from storage.batches.record_batch import MOST_EMPTY_OFFSETS, Compression, empty_batch
+from storage.encryption.key_wrapping import KeyUnavailable
+from storage.encryption.sealed_batches import TopicKey, sealed_batches
 from storage.fair_limit import FairLimit
-from storage.identifiers import ObjectKey, Offset, TopicId
+from storage.identifiers import KeyId, ObjectKey, Offset, TopicId
 from storage.segments.keys import is_history_file
+from storage.stores.object_store import StoreUnavailable
 from storage.stores.side_by_side import side_by_side
 from storage.threads import Threads
 
@@ -36,6 +41,13 @@ has footers of a megabyte.
 _DAMAGE_TRIES = 2
 
 ReadPage = Callable[[PageRange], Coroutine[Any, Any, memoryview]]
+KeyOf = Callable[[TopicId, KeyId], Coroutine[Any, Any, TopicKey]]
+
+
+class _Footer(NamedTuple):
+    data: memoryview
+    key_id: KeyId | None
+    """Of the topic's key that encrypts the file; None: it is in the clear."""
 
 
 class _Key(NamedTuple):
@@ -52,8 +64,8 @@ def is_row_group(run: RunCoordinate) -> bool:
 
 
 class RowGroups:
-    """`compression_of` returns the compression of a topic's batches. `forget` makes the next read go to the
-    store.
+    """`compression_of` returns the compression of a topic's batches, `key_of` a key of a topic or raises
+    KeyUnavailable. `forget` makes the next read go to the store.
     """
 
     def __init__(
@@ -62,15 +74,17 @@ class RowGroups:
         read: ReadPage,
         forget: Callable[[PageRange], None],
         compression_of: Callable[[TopicId], Compression],
+        key_of: KeyOf,
         settings: CacheRingSettings,
     ) -> None:
         self._layout = layout
         self._read = read
         self._forget = forget
         self._compression_of = compression_of
+        self._key_of = key_of
         self.cache: PageCache[_Key] = PageCache(settings.row_group_cache_bytes)
         self._indexes = RunIndexes(settings.run_index_batches)
-        self._footers: OrderedDict[ObjectKey, memoryview] = OrderedDict()
+        self._footers: OrderedDict[ObjectKey, _Footer] = OrderedDict()
         self._loading = FairLimit(settings.row_group_load_bytes)
         self._threads = Threads("row-groups", settings.row_group_threads)
 
@@ -82,7 +96,9 @@ class RowGroups:
         return None if kept is None else self._batches(run, kept)
 
     async def read_run(self, run: RunCoordinate) -> RunBytes:
-        """Raises ObjectNotFound, StoreUnavailable, or DamagedPage if the store's own bytes are wrong."""
+        """Raises ObjectNotFound, StoreUnavailable (also without the key of the file), or DamagedPage if the
+        store's own bytes are wrong.
+        """
         found = self.in_memory(run)
         if found is None:
             found = self._batches(run, await self.cache.get_or_load(self._key(run), lambda: self._load(run)))
@@ -110,47 +126,66 @@ class RowGroups:
         return found
 
     async def _load(self, run: RunCoordinate) -> bytes:
-        await self._loading.take(None, run.length)
-        try:
-            for tries in range(1, _DAMAGE_TRIES + 1):
-                try:
-                    return await self._encoded(run)
-                except DamagedPage:
-                    self._footers.pop(run.object_key, None)
-                    for wanted in self._ranges(run, run.position, run.position + run.length):
-                        self._forget(wanted)
-                    if tries == _DAMAGE_TRIES:
-                        raise
-        finally:
-            self._loading.give_back(run.length)
+        for tries in range(1, _DAMAGE_TRIES + 1):
+            try:
+                return await self._encoded(run)
+            except DamagedPage:
+                self._footers.pop(run.object_key, None)
+                for wanted in self._ranges(run, run.position, run.position + run.length):
+                    self._forget(wanted)
+                if tries == _DAMAGE_TRIES:
+                    raise
         raise AssertionError
 
     async def _encoded(self, run: RunCoordinate) -> bytes:
         footer = await self._footer(run)
-        pieces = await self._pieces(run, run.position, run.position + run.length)
-        return await self._threads.run(_encode, run, footer, pieces, self._compression_of(run.topic_id))
+        key: TopicKey | None = None
+        if footer.key_id is not None:
+            try:
+                key = await self._key_of(run.topic_id, footer.key_id)
+            except KeyUnavailable as error:
+                raise StoreUnavailable(str(error)) from error
+        await self._loading.take(None, run.length)
+        try:
+            pieces = await self._pieces(run, run.position, run.position + run.length)
+            compression = self._compression_of(run.topic_id)
+            return await self._threads.run(_encode, run, footer.data, pieces, compression, key)
+        finally:
+            self._loading.give_back(run.length)
 
-    async def _footer(self, run: RunCoordinate) -> memoryview:
+    async def _footer(self, run: RunCoordinate) -> _Footer:
         kept = self._footers.get(run.object_key)
         if kept is not None:
             self._footers.move_to_end(run.object_key)
             return kept
-        from storage.arrow.row_groups import FOOTER_GUESS_BYTES, footer_bytes
+        from storage.arrow.row_groups import FOOTER_GUESS_BYTES
 
-        size = run.object_size_bytes
-        tail = b"".join(await self._pieces(run, max(0, size - FOOTER_GUESS_BYTES), size))
-        length = footer_bytes(tail)
-        if len(tail) < length <= size:
-            tail = b"".join(await self._pieces(run, size - length, size))
-        footer = memoryview(tail[-length:])
-        if length <= _FOOTER_BYTES // 2:
+        guess = min(FOOTER_GUESS_BYTES, run.object_size_bytes)
+        await self._loading.take(None, guess)
+        try:
+            data = await self._footer_bytes(run, guess)
+            footer = _Footer(data, await self._threads.run(_key_id, run.object_key, data))
+        finally:
+            self._loading.give_back(guess)
+        if len(data) <= _FOOTER_BYTES // 2:
             self._keep(run.object_key, footer)
         return footer
 
-    def _keep(self, key: ObjectKey, footer: memoryview) -> None:
-        self._footers[key] = footer
-        while len(self._footers) > _FOOTERS or sum(map(len, self._footers.values())) > _FOOTER_BYTES:
-            self._footers.popitem(last=False)
+    async def _footer_bytes(self, run: RunCoordinate, guess: int) -> memoryview:
+        from storage.arrow.row_groups import footer_bytes
+
+        size = run.object_size_bytes
+        tail = b"".join(await self._pieces(run, size - guess, size))
+        length = footer_bytes(tail)
+        if len(tail) < length <= size:
+            tail = b"".join(await self._pieces(run, size - length, size))
+        return memoryview(tail[-length:])
+
+    def _keep(self, key: ObjectKey, footer: _Footer) -> None:
+        kept = self._footers
+        kept[key] = footer
+        while len(kept) > _FOOTERS or sum(len(each.data) for each in kept.values()) > _FOOTER_BYTES:
+            kept.popitem(last=False)
 
     async def _pieces(self, run: RunCoordinate, start: int, end: int) -> list[memoryview]:
         return await side_by_side(map(self._read, self._ranges(run, start, end)))
@@ -159,24 +194,38 @@ class RowGroups:
         return self._layout.ranges_of(run.object_key, run.object_size_bytes, start, end)
 
 
-def _encode(
-    run: RunCoordinate, footer: memoryview, pieces: list[memoryview], compression: Compression
-) -> bytes:
+def _key_id(object_key: ObjectKey, footer: memoryview) -> KeyId | None:
     # Arrow's import takes 0.1 s. An agent that serves no history never needs it.
+    from storage.arrow.row_groups import DamagedRowGroup, key_id_of_footer
+
+    try:
+        return key_id_of_footer(footer)
+    except DamagedRowGroup as error:
+        raise DamagedPage(f"{object_key}: {error}") from error
+
+
+def _encode(
+    run: RunCoordinate,
+    footer: memoryview,
+    pieces: list[memoryview],
+    compression: Compression,
+    key: TopicKey | None,
+) -> bytes:
     from storage.arrow.arrow_encoding import encode_span
     from storage.arrow.row_groups import DamagedRowGroup, read_row_group
 
     try:
-        records = read_row_group(footer, run.position, pieces, run.partition)
+        records = read_row_group(footer, run.position, pieces, run.partition, key)
     except DamagedRowGroup as error:
         raise DamagedPage(f"{run.object_key}: {error}") from error
-    return encode_span(
+    batches = encode_span(
         records,
         compression,
         base_offset=run.base_offset,
         last_offset=run.last_offset,
         batch_bytes=BATCH_BYTES,
     )
+    return batches if key is None else sealed_batches(batches, run.partition, key)
 
 
 def _empty_batches(run: RunCoordinate) -> bytes:

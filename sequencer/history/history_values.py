@@ -82,7 +82,7 @@ class TopicShown:
     """None before the first one, and once garbage collection has swept what it left."""
 
     waits: str | None
-    """Why the topic's records cannot become columns; None: they can."""
+    """Why the topic's records cannot come into history; None: they can."""
 
     @property
     def ratio(self) -> float | None:

@@ -36,6 +36,7 @@ from storage.encryption.sealed_batches import (
     sealed_counts,
 )
 from storage.encryption.settings import EncryptionSettings
+from storage.encryption.topic_keyring import TopicKeyring
 from storage.identifiers import NO_KEY_ID, KeyId, TopicId, new_key_id
 from storage.stores.object_store import StoreUnavailable
 from storage.stores.side_by_side import few_at_a_time, side_by_side
@@ -100,6 +101,31 @@ class TopicKeys:
     async def to_seal(self, topic_id: TopicId) -> TopicKey:
         """Returns the newest key of the topic, and makes the first. Raises KeyUnavailable."""
         return await self._get(topic_id, _NEWEST)
+
+    async def of_id(self, topic_id: TopicId, key_id: KeyId) -> TopicKey:
+        """Returns the key of the topic that has this id. Raises KeyUnavailable."""
+        return await self._get(topic_id, key_id)
+
+    async def all_of(self, topic_id: TopicId) -> TopicKeyring:
+        """Returns all keys of the topic, for a job. If only older ones cannot be had, it says why. Raises
+        KeyUnavailable.
+        """
+        newest = await self.to_seal(topic_id)
+        try:
+            ids = await self._rows.ids_of(topic_id)
+        except SequencerUnavailable as error:
+            raise KeyUnavailable(f"the topic's keys cannot be looked up: {error}") from error
+        found = await few_at_a_time(self._get_or_reason, [(topic_id, key_id) for key_id in ids])
+        answers = dict(zip(ids, found, strict=True))
+        keys = {key_id: key for key_id, key in answers.items() if isinstance(key, TopicKey)}
+        reasons = {key_id: why for key_id, why in answers.items() if isinstance(why, str)}
+        return TopicKeyring(newest=newest, by_id={**keys, newest.key_id: newest}, refused=reasons)
+
+    async def _get_or_reason(self, place: tuple[TopicId, KeyId]) -> TopicKey | str:
+        try:
+            return await self._get(*place)
+        except KeyUnavailable as error:
+            return str(error)
 
     def may_be_sealed(self, topic_id: TopicId) -> bool:
         """False: no batch of the topic is sealed. A topic that is not known may have some."""

@@ -53,6 +53,11 @@ class TopicKeyRows:
         rows = await self._database.read(SQL["of_id"], topic_id=topic_id, key_id=key_id)
         return key_of(rows[0]) if rows else None
 
+    async def ids_of(self, topic_id: TopicId) -> Sequence[KeyId]:
+        """Returns the ids of the topic's keys, the oldest first."""
+        rows = await self._database.read(SQL["of_topics"], topic_ids=[topic_id])
+        return [KeyId(row.key_id) for row in rows]
+
     async def of_version(self, topic_id: TopicId, version: int) -> WrappedKey | None:
         rows = await self._database.read(SQL["of_version"], topic_id=topic_id, version=version)
         return key_of(rows[0]) if rows else None

@@ -16,6 +16,7 @@ from spark_compaction.planner import PlannedTask
 from spark_compaction.state.key_files import KeyFile, KeyWriter
 from spark_compaction.tasks import UndecodableRange, decode_run, read_ahead, rereading, task_of
 from storage.arrow.aborted_batches import columns_of
+from storage.encryption.topic_keyring import TopicKeyring
 from storage.identifiers import ObjectKey, TopicId
 from storage.stores.object_store import StoreUnavailable
 
@@ -67,6 +68,8 @@ class KeyContext:
     address: BucketAddress
     prefetch_runs: int
     secrets: Mapping[TopicId, bytes]
+    keyrings: Mapping[TopicId, TopicKeyring]
+    """Of the topics that are encrypted."""
 
 
 def run_key_tasks(context: KeyContext, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -74,8 +77,8 @@ def run_key_tasks(context: KeyContext, batches: Iterable[pa.RecordBatch]) -> Ite
     bucket = context.address.open()
     for batch in batches:
         for row in batch.to_pylist():
-            secret = context.secrets[TopicId(UUID(row["topic_id"]))]
-            noted = _noted(context, bucket, row["prefix"], secret, task_of(row))
+            topic_id = TopicId(UUID(row["topic_id"]))
+            noted = _noted(context, bucket, row["prefix"], topic_id, task_of(row))
             yield pa.RecordBatch.from_pylist([asdict(noted)], schema=_SCHEMA)
 
 
@@ -84,17 +87,20 @@ def noted_tasks(rows: Sequence[dict[str, Any]]) -> dict[int, NotedTask]:
     return {row["task_id"]: NotedTask(**row) for row in rows}
 
 
-def _noted(context: KeyContext, bucket: Bucket, prefix: str, secret: bytes, task: PlannedTask) -> NotedTask:
+def _noted(
+    context: KeyContext, bucket: Bucket, prefix: str, topic_id: TopicId, task: PlannedTask
+) -> NotedTask:
     """Raises StoreUnavailable."""
     reached = int(task.from_offset)
     try:
-        keys, aborted = KeyWriter(secret), columns_of(task.aborted)
+        keys, aborted = KeyWriter(context.secrets[topic_id]), columns_of(task.aborted)
+        keyring = context.keyrings.get(topic_id)
         records = raw_offsets = 0
         for run, data in read_ahead(bucket, task, context.prefetch_runs):
             if data is None:
                 reason = f"object {run.object_key} is not in the bucket"
                 return NotedTask(task_id=task.task_id, kind="missing", reached=reached, reason=reason)
-            for event in decode_run(run, data, rereading(bucket, run), aborted):
+            for event in decode_run(run, data, rereading(bucket, run), aborted, keyring):
                 reached = event.end_offset
                 if isinstance(event, UndecodableRange):
                     raw_offsets += event.end_offset - event.first_offset

@@ -56,6 +56,7 @@ from spark_compaction.state.key_tasks import (
     run_key_tasks,
 )
 from spark_compaction.tasks import task_table
+from storage.encryption.topic_keyring import TopicKeyring
 from storage.identifiers import Offset, Partition, TopicId
 from storage.threads import Threads
 
@@ -81,6 +82,7 @@ async def note_keys(
     settings: CompactionSettings,
     tasks: Sequence[tuple[HistoryJob, PlannedTask]],
     secrets: Mapping[TopicId, bytes],
+    keyrings: Mapping[TopicId, TopicKeyring],
     on_tasks_done: Callable[[int], None],
 ) -> dict[int, NotedTask]:
     """What was noted, by task ids. Raises SparkJobFailed."""
@@ -88,6 +90,7 @@ async def note_keys(
         address=BucketAddress.of(settings.store_url, settings),
         prefetch_runs=settings.compact_prefetch_runs,
         secrets=secrets,
+        keyrings=keyrings,
     )
     rows = await run_in_spark(
         session,
@@ -183,9 +186,13 @@ class Rewritten:
 class StatePublisher:
     """Publishes what the tasks of a job wrote, and takes out of the table what it replaces."""
 
-    def __init__(self, settings: CompactionSettings, sequencer: Sequencer) -> None:
+    def __init__(
+        self, settings: CompactionSettings, sequencer: Sequencer, keyring: TopicKeyring | None
+    ) -> None:
+        """`keyring`: of a topic that is encrypted."""
         self._settings = settings
         self._sequencer = sequencer
+        self._keyring = keyring
         self._address = BucketAddress.of(settings.store_url, settings)
         self._threads = Threads("state", 1)
         self.rewritten = Rewritten()
@@ -199,7 +206,7 @@ class StatePublisher:
         added: Sequence[AddedFile],
         schema: SchemaChange | None,
     ) -> Published | PublishRefused:
-        """Raises SparkJobFailed, ManifestRefused, and as `publish_staged`."""
+        """Raises SparkJobFailed, ManifestRefused, KeyUnavailable, and as `publish_staged`."""
         outcome: Published | PublishRefused = PublishRefused(reason="")
         for _ in range(_ATTEMPTS):
             now = await self._sequencer.history.version(job.topic_id)
@@ -242,13 +249,20 @@ class StatePublisher:
         self, job: HistoryJob, rewrites: Sequence[Rewrite], state: StateJob
     ) -> list[RewrittenFile]:
         return await run_rewrite_job(
-            self._settings, self._threads, self._address, job, rewrites, keys=state.keys
+            self._settings,
+            self._threads,
+            self._address,
+            job,
+            rewrites,
+            keyring=self._keyring,
+            keys=state.keys,
         )
 
     def _describe(self, job: HistoryJob, expected: Sequence[ExpectedFile]) -> Sequence[AddedFile]:
         if not expected:
             return []
-        return HistoryTableFiles(self._address, self._address.open(), job, job.table).describe(expected)
+        table = HistoryTableFiles(self._address, self._address.open(), job, job.table)
+        return table.describe(expected, self._keyring)
 
     def _stage(
         self,

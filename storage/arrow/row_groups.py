@@ -6,6 +6,7 @@ Promises:
 - The columns of a record are the first of a file. Columns behind them (fields of values, for SQL) are not
   read.
 - Damaged bytes are an error: history files have checksums of their pages.
+- Without its key, only what is in the clear is asked of an encrypted file: pyarrow would end the process.
 """
 
 import io
@@ -15,6 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.arrow.arrow_schema import RECORD_SCHEMA
+from storage.encryption.parquet_keys import key_id_of, to_decrypt
+from storage.encryption.sealed_batches import SealBroken, TopicKey
+from storage.identifiers import KeyId
 
 _RECORD_COLUMNS = ["partition", *RECORD_SCHEMA.names]
 _RECORD_CHUNKS = 8
@@ -30,7 +34,9 @@ class DamagedRowGroup(Exception):
 
 
 def row_group_range(group: pq.RowGroupMetaData) -> tuple[int, int]:
-    """Returns the position and the length of the records' column chunks, which lie back to back."""
+    """Returns the position and the length of the records' column chunks, which lie back to back. The metadata
+    of an encrypted file must have been read with its key.
+    """
     chunks = [group.column(number) for number in range(_RECORD_CHUNKS)]
     starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
     ends = [start + chunk.total_compressed_size for start, chunk in zip(starts, chunks, strict=True)]
@@ -42,18 +48,34 @@ def footer_bytes(tail: bytes | memoryview) -> int:
     return int.from_bytes(tail[-_END_BYTES:-4], "little") + _END_BYTES
 
 
-def read_row_group(
-    footer: bytes | memoryview, position: int, pieces: Sequence[memoryview], partition: int
-) -> pa.RecordBatch:
-    """Returns the records of the row group at `position` as RECORD_SCHEMA. `pieces` are its bytes in order.
-    Raises DamagedRowGroup.
-    """
+def key_id_of_footer(footer: bytes | memoryview) -> KeyId | None:
+    """Returns the id of the key that a file needs. None: it is in the clear. Raises DamagedRowGroup."""
     try:
-        metadata = pq.read_metadata(pa.BufferReader(footer))
+        return key_id_of(pq.read_metadata(pa.BufferReader(footer)))
+    except (pa.ArrowException, OSError, ValueError, SealBroken) as error:
+        raise DamagedRowGroup(str(error)) from error
+
+
+def read_row_group(
+    footer: bytes | memoryview,
+    position: int,
+    pieces: Sequence[memoryview],
+    partition: int,
+    key: TopicKey | None = None,
+) -> pa.RecordBatch:
+    """Returns the records of the row group at `position` as RECORD_SCHEMA. `pieces` are its bytes in order,
+    and `key` the one of `key_id_of_footer`. Raises DamagedRowGroup.
+    """
+    decryption = None if key is None else to_decrypt({key.key_id: key})
+    try:
+        metadata = pq.read_metadata(pa.BufferReader(footer), decryption_properties=decryption)
         number = _number(metadata, position)
         part = _Part(position, b"".join(pieces) if len(pieces) > 1 else pieces[0])
         file = pq.ParquetFile(
-            pa.PythonFile(part, mode="r"), metadata=metadata, page_checksum_verification=True
+            pa.PythonFile(part, mode="r"),
+            metadata=metadata,
+            decryption_properties=decryption,
+            page_checksum_verification=True,
         )
         rows = file.read_row_group(number, columns=_RECORD_COLUMNS, use_threads=False)
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -67,7 +89,8 @@ def read_row_group(
 
 def _number(metadata: pq.FileMetaData, position: int) -> int:
     for number in range(metadata.num_row_groups):
-        if row_group_range(metadata.row_group(number))[0] == position:
+        first = metadata.row_group(number).column(0)  # in the clear, also in an encrypted file
+        if (first.dictionary_page_offset or first.data_page_offset) == position:
             return number
     raise ValueError(f"no row group begins at byte {position}")
 

@@ -53,8 +53,10 @@ class KeyObjects:
         """Writes the object, or replaces it."""
         await self._store.put(self.object_key(key.topic_id, key.key_id), [_encoded(key)])
 
-    async def list(self) -> AsyncIterator[tuple[TopicId, KeyId]]:
-        async for info in self._store.list(topic_keys_prefix(self._cluster)):
+    async def list(self, topic_id: TopicId | None = None) -> AsyncIterator[tuple[TopicId, KeyId]]:
+        """Lists the keys of one topic, or of all."""
+        prefix = topic_keys_prefix(self._cluster)
+        async for info in self._store.list(prefix if topic_id is None else f"{prefix}{topic_id}/"):
             found = topic_key_of(info.key)
             if found is not None:
                 yield found

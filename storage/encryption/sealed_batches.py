@@ -202,3 +202,12 @@ def opened(batches: Buffer, partition: int, keys: Mapping[KeyId, TopicKey]) -> b
         else:
             parts.append(batch)
     return b"".join(parts)
+
+
+def sealed_batches(batches: Buffer, partition: int, key: TopicKey) -> bytes:
+    """Returns valid batches that lie back to back, each sealed."""
+    view = memoryview(batches)
+    return b"".join(
+        key.seal(view[position : position + size_bytes], partition)
+        for position, size_bytes, _ in index_batches(view, 0, len(view)).tolist()
+    )

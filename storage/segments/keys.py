@@ -18,6 +18,7 @@ _INLINE = "inline/"
 _UPLOADED = "segments"
 _MERGED = "merged"
 _TOPIC_KEY = re.compile(r"/topic-keys/([0-9a-f-]{36})/([0-9a-f]{16})$")
+_OF_RECORDS = re.compile(r"(.+)/(?:segments/[0-9a-f]{2}|merged/[0-9a-f]{2}|history/[0-9a-f-]{36})/")
 _ENTRY = re.compile(r"/journal/(\d{10})/(\d{12})$")
 _CHECKPOINT = re.compile(r"/checkpoints/(\d{10})/(\d{12})/(?:manifest|part-(\d{6}))$")
 
@@ -133,6 +134,12 @@ def topic_key_of(key: ObjectKey) -> tuple[TopicId, KeyId] | None:
     except ValueError:
         return None
     return (topic_id, key_id) if 0 < key_id < 1 << 63 and str(topic_id) == found[1] else None
+
+
+def cluster_of(key: ObjectKey) -> str | None:
+    """Returns the cluster in the key of a segment, a merged segment or a history file; None for others."""
+    found = _OF_RECORDS.match(key)
+    return found[1] if found else None
 
 
 def ownership_key(cluster: str) -> ObjectKey:

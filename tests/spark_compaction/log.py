@@ -22,9 +22,11 @@ from storage.batches.record_batch import (
     CRC_START,
     HEADER_BYTES,
     Compression,
+    read_header,
     with_log_append_time,
     write_header,
 )
+from storage.encryption.sealed_batches import TopicKey
 from storage.identifiers import Partition, TopicId, new_segment_id
 from storage.segments.keys import segment_key
 from storage.segments.segment import seal_segment
@@ -77,6 +79,8 @@ class Log:
     """
     aborted: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
     """Per topic the rows of aborted transactions."""
+    sealing: dict[str, TopicKey] = field(default_factory=dict)
+    """Per topic the key that seals what is written."""
 
     async def topic(self, name: str, partitions: int = 1, **config: str) -> TopicId:
         settings = {name.replace("_", "."): value for name, value in config.items()}
@@ -89,6 +93,8 @@ class Log:
     async def write(self, topic: str, *batches: SentBatch) -> None:
         """One segment with these batches, uploaded, then sequenced."""
         pending = [_pending(self.topic_ids[topic], batch) for batch in batches]
+        if topic in self.sealing:
+            pending = [_sealed(each, self.sealing[topic]) for each in pending]
         self.expected[topic] += await self._commit(pending, batches)
 
     async def transaction(self, transactional_id: str) -> Transaction:
@@ -178,6 +184,11 @@ def _pending(topic_id: TopicId, batch: SentBatch) -> PendingBatch:
     if batch.append_time_ms is not None:
         valid = with_log_append_time(valid, batch.append_time_ms)
     return PendingBatch(topic_id=topic_id, partition=Partition(batch.partition), batch=valid)
+
+
+def _sealed(pending: PendingBatch, key: TopicKey) -> PendingBatch:
+    data = memoryview(key.seal(pending.batch.data, pending.partition))
+    return replace(pending, batch=replace(pending.batch, data=data, header=read_header(data)))
 
 
 def _in_transaction(pending: PendingBatch, transaction: Transaction) -> PendingBatch:

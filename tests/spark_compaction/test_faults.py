@@ -64,7 +64,7 @@ def staged(settings: CompactionSettings, begun: Begun) -> Publication:
     answers = list(run_tasks(context, task_table([(begun.job, task) for task in tasks]).to_batches()))
     verified = verify_manifest(tasks, manifest_rows([row for batch in answers for row in batch.to_pylist()]))
     table = HistoryTableFiles(address, address.open(), begun.job, begun.job.table)
-    added = table.describe([expected_file(file, 1 << 30) for file in verified.files])
+    added = table.describe([expected_file(file, 1 << 30) for file in verified.files], None)
     return Publication(
         version=table.stage(Change(added=added, summary={}, expire_snapshots_before=EPOCH)),
         added=[each.file for each in added],
@@ -247,7 +247,7 @@ async def test_a_file_that_is_not_the_one_written_is_not_published(
 
     files = HistoryTableFiles(address, bucket, job.job, job.job.table)
     with pytest.raises(ManifestRefused, match="footer"):
-        await asyncio.to_thread(partial(files.describe, [expected_file(first, 1 << 30)]))
+        await asyncio.to_thread(partial(files.describe, [expected_file(first, 1 << 30)], None))
 
 
 async def test_a_topic_whose_task_fails_keeps_no_other_from_being_published(

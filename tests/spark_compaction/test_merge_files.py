@@ -20,6 +20,7 @@ from spark_compaction.bucket import BucketAddress
 from spark_compaction.footers import is_full, read_footer
 from spark_compaction.history_file import PARQUET_SCHEMA, FileDiffers, HistoryFile
 from spark_compaction.job import SparkJobFailed
+from spark_compaction.job_keys import open_job_keys
 from spark_compaction.manifest import ManifestRefused
 from spark_compaction.merge_files import FileMerger, first_rewrites
 from spark_compaction.rewrite_tasks import (
@@ -146,6 +147,7 @@ def rewritten(address: BucketAddress, source: TableFile) -> list[tuple[int, byte
         cutoff=None,
         row_group_bytes=MIB,
         file_bytes=MIB,
+        keyring=None,
         schema=PARQUET_SCHEMA,
     )
     rewrite = Rewrite(sources=(source,))
@@ -256,15 +258,16 @@ async def test_a_merge_of_files_that_ttl_dropped_meanwhile_publishes_nothing(
         await compact_one(settings, "orders")
     two_at_once = settings.model_copy(update={"parquet_merge_files": 2})
     topic = (await sequencer.topics.by_name(["orders"]))["orders"]
-    merger = FileMerger(two_at_once, sequencer, topic)
-    merge = merger._merge
+    async with open_job_keys(settings, sequencer) as keys:
+        merger = FileMerger(two_at_once, sequencer, topic, keys)
+        merge = merger._merge
 
-    async def merge_then_expire(*given: object) -> object:
-        added = await merge(*given)  # type: ignore[arg-type]
-        await asyncio.to_thread(expire_history, settings, ["orders"])
-        return added
+        async def merge_then_expire(*given: object) -> object:
+            added = await merge(*given)  # type: ignore[arg-type]
+            await asyncio.to_thread(expire_history, settings, ["orders"])
+            return added
 
-    monkeypatch.setattr(merger, "_merge", merge_then_expire)
+        monkeypatch.setattr(merger, "_merge", merge_then_expire)
 
-    assert await merger.run_job() is None
+        assert await merger.run_job() is None
     assert await iceberg_rows(settings, "orders") == []

@@ -35,6 +35,7 @@ from spark_compaction import rewrite_job as rewrite_module
 from spark_compaction import ttl as ttl_module
 from spark_compaction.compact import Compaction, TopicCompactor
 from spark_compaction.job import SparkJobFailed
+from spark_compaction.job_keys import open_job_keys
 from spark_compaction.merge_files import FileMerger
 from spark_compaction.settings import CompactionSettings
 from spark_compaction.ttl import TopicExpirer
@@ -128,10 +129,11 @@ async def compaction(world: World) -> None:
     [topic] = (await world.sequencer.topics.by_name([world.topic])).values() or [None]
     if topic is None:
         return
-    rounds = Compaction(_many_files(world.settings), world.sequencer, lambda _: None)
-    compactor = TopicCompactor(_many_files(world.settings), world.sequencer, topic)
-    while await rounds.run_round([compactor]):
-        pass
+    async with open_job_keys(world.settings, world.sequencer) as keys:
+        rounds = Compaction(_many_files(world.settings), world.sequencer, keys, lambda _: None)
+        compactor = TopicCompactor(_many_files(world.settings), world.sequencer, topic, keys)
+        while await rounds.run_round([compactor]):
+            pass
     assert (compactor.done.failed, compactor.done.raw_ranges) == ((), ())
     assert not compactor.done.stopped or not await is_there(world), compactor.done.stopped
     world.has_table = world.has_table or compactor.done.files > 0
@@ -140,13 +142,15 @@ async def compaction(world: World) -> None:
 async def merging(world: World) -> None:
     for topic in (await world.sequencer.topics.by_name([world.topic])).values():
         pairs = world.settings.model_copy(update={"parquet_merge_files": 2})
-        await FileMerger(pairs, world.sequencer, topic).run_job()
+        async with open_job_keys(pairs, world.sequencer) as keys:
+            await FileMerger(pairs, world.sequencer, topic, keys).run_job()
 
 
 async def ttl(world: World) -> None:
     for topic in (await world.sequencer.topics.by_name([world.topic])).values():
         at_once = world.settings.model_copy(update={"history_snapshot_grace_s": 0.0})
-        await TopicExpirer(at_once, world.sequencer, topic).run()
+        async with open_job_keys(at_once, world.sequencer) as keys:
+            await TopicExpirer(at_once, world.sequencer, topic, keys).run()
 
 
 def _many_files(settings: CompactionSettings) -> CompactionSettings:

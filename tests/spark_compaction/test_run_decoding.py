@@ -14,8 +14,20 @@ from storage.arrow.aborted_batches import AbortedTransaction, columns_of
 from storage.arrow.arrow_columns import RECORD_SCHEMA, encode_batch
 from storage.arrow.arrow_encoding import encode_span
 from storage.arrow.erased_batches import ErasedKeys, erase_keys
-from storage.batches.record_batch import Compression, empty_batch, marker_batch
-from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, ProducerId, SegmentId
+from storage.batches.record_batch import HEADER_BYTES, Compression, empty_batch, marker_batch
+from storage.encryption.key_wrapping import KeyUnavailable
+from storage.encryption.sealed_batches import TopicKey
+from storage.encryption.topic_keyring import TopicKeyring
+from storage.identifiers import (
+    BytePosition,
+    KeyId,
+    ObjectKey,
+    Offset,
+    Partition,
+    ProducerId,
+    SegmentId,
+    TopicId,
+)
 from tests.storage.builders import ARecord, a_batch
 
 BASE = 100
@@ -198,3 +210,71 @@ def test_aborted_records_and_markers_are_gaps() -> None:
 
 def _of_producer(producer_id: int, records: int) -> bytes:
     return a_batch(*[ARecord() for _ in range(records)], attributes=0x10, producer=(producer_id, 0, 0))
+
+
+TOPIC = TopicId(UUID(int=5))
+KEYS = {KeyId(number): TopicKey(TOPIC, KeyId(number), bytes([number] * 32)) for number in (1, 2)}
+ALL_KEYS = TopicKeyring(newest=KEYS[KeyId(2)], by_id=KEYS, refused={})
+KEY_ID_LAST_BYTE = HEADER_BYTES + 9
+
+
+def sealed(*key_ids: int | None) -> bytes:
+    """The batches, each sealed with a key, or in the clear."""
+    return b"".join(
+        batch if key_id is None else KEYS[KeyId(key_id)].seal(batch, 0)
+        for batch, key_id in zip(BATCHES, key_ids, strict=True)
+    )
+
+
+def opened(data: bytes, keyring: TopicKeyring | None, in_store: bytes | None = None) -> list[Any]:
+    """The values, or (first offset, end offset) of what does not decode."""
+    stored = data if in_store is None else in_store
+    events = decode_run(run(length=len(data)), data, lambda start, end: stored[start:end], NO_ABORTS, keyring)
+    found: list[Any] = []
+    for event in events:
+        if isinstance(event, DecodedRows):
+            found += event.rows.column("value").to_pylist()
+        else:
+            found.append((event.first_offset, event.end_offset))
+    return found
+
+
+@pytest.mark.parametrize("key_ids", [(1, 1, 1), (1, 2, 1), (None, 1, 2), (1, None, None)], ids=str)
+def test_sealed_and_clear_batches_of_a_run_decode_alike(key_ids: tuple[int | None, ...]) -> None:
+    assert opened(sealed(*key_ids), ALL_KEYS) == opened(DATA, None)
+
+
+@pytest.mark.parametrize(
+    ("keyring", "reason"),
+    [
+        (None, "0000000000000001 is needed, and this job was given no keys"),
+        (replace(ALL_KEYS, by_id={KeyId(2): KEYS[KeyId(2)]}), "0000000000000001: the topic has no key"),
+        (
+            replace(ALL_KEYS, by_id={KeyId(2): KEYS[KeyId(2)]}, refused={KeyId(1): "KMS is away"}),
+            "0000000000000001: KMS is away",
+        ),
+    ],
+    ids=["no keys", "no such key", "refused"],
+)
+def test_a_batch_whose_key_is_missing_is_an_error_and_not_a_damaged_one(
+    keyring: TopicKeyring | None, reason: str
+) -> None:
+    with pytest.raises(KeyUnavailable, match=reason):
+        opened(sealed(2, 1, None) if keyring else sealed(None, 1, None), keyring)
+
+
+@pytest.mark.parametrize(
+    "position",
+    [-1, KEY_ID_LAST_BYTE - len(KEYS[KeyId(1)].seal(BATCHES[2], 0))],
+    ids=["records", "id of the key"],
+)
+def test_a_damaged_sealed_batch_costs_itself_and_is_read_once_more(position: int) -> None:
+    """Also one whose key's id was damaged, so that no key has it."""
+    whole = sealed(1, 2, 1)
+    data = bytearray(whole)
+    data[position] ^= 4
+
+    values = opened(DATA, None)
+
+    assert opened(bytes(data), ALL_KEYS) == [*values[:6], (106, 110)]
+    assert opened(bytes(data), ALL_KEYS, in_store=whole) == values

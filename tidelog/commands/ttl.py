@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -54,6 +55,8 @@ def ttl(
 
         report = expire_history(settings, topics or None, show)
     console.print(_table(report))
+    if any(topic.waits for topic in report.topics):
+        raise typer.Exit(1)
 
 
 def _table(report: TtlReport) -> Table:
@@ -72,6 +75,8 @@ def _table(report: TtlReport) -> Table:
 def _remark(topic: TopicExpiry) -> str:
     if topic.busy:
         return "[yellow]left to another job at work[/]"
+    if topic.waits:
+        return f"[bold red]{topic.files_deferred} partly expired files wait: {escape(topic.waits)}[/]"
     if topic.files_deferred:
         return f"[yellow]{topic.files_deferred} partly expired files wait for the next pass[/]"
     return ""

@@ -180,17 +180,19 @@ class BucketFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def modified(self, path: str) -> datetime:  # noqa: ARG002 - objects never change
         return _NEVER_CHANGED
 
-    def _open(self, path: str, mode: str = "rb", **_: Any) -> "_OpenFile":
+    def _open(self, path: str, mode: str = "rb", **_: Any) -> "OpenFile":
         if mode != "rb":
             raise PermissionError(f"{path} is read only")
-        return _OpenFile(self._files, _path(path))
+        return OpenFile(self._files, _path(path))
 
 
 def _path(path: str) -> str:
     return path.removeprefix(f"{SCHEME}://")
 
 
-class _OpenFile(io.RawIOBase):
+class OpenFile(io.RawIOBase):
+    """One file: each read is a ranged GET, or of what is kept."""
+
     def __init__(self, files: BucketFiles, path: str) -> None:
         self._files = files
         self._path = path

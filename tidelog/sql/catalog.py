@@ -23,7 +23,7 @@ from uuid import UUID
 
 from sequencer.tenants.tenant_names import is_tenant_name, local_name, prefix_of, tenant_of
 from spark_source.http_login import LoginIncomplete, login_fix, login_headers
-from storage.identifiers import ObjectKey
+from storage.identifiers import ObjectKey, TopicId
 from storage.stores.object_store import ObjectNotFound, StoreUrl
 from tidelog.errors import UserError
 from tidelog.sql.bucket_files import BucketFiles
@@ -36,6 +36,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._~-]+")
 _ROWS_PROPERTY: Final = "tidelog.rows"
 _LAST_RECORDS: Final = "last-of-each-key"
 """As `spark_compaction.iceberg_table` writes them."""
+_MAY_BE_ENCRYPTED: Final = "tidelog.may-be-encrypted"
+"""As `agent.http.iceberg` answers it."""
 _TABLES_PER_PAGE: Final = 1000
 _TOPICS_PER_PAGE: Final = 1000
 _DELETED: Final = 2
@@ -73,6 +75,8 @@ class Column:
     name: str
     type: str
     """As DuckDB names it."""
+    kind: Any = None
+    """As the table's metadata has it; None: it is a column of records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +101,9 @@ class Table:
     has_last_records: bool = False
     """The table has the last record of each key, and the topic is still compacted by key: a tombstone is no
     record."""
+    topic_id: TopicId | None = None
+    may_be_encrypted: bool = False
+    """Some files may need a key of the topic."""
 
     def ends(self) -> dict[int, int]:
         """By partition the offset after the last one in the table."""
@@ -187,7 +194,7 @@ class Catalog:
             return seen
         if answer.status == HTTPStatus.NOT_FOUND:
             return self._without_table(name, or_topic=or_topic)
-        found = self._read(name, answer.json()["metadata"])
+        found = self._read(name, answer.json())
         self._seen[name.lower()] = (answer.etag, found)
         return found
 
@@ -206,8 +213,8 @@ class Catalog:
         same = [each for each in names if each.lower() == name.lower() and each != name]
         if same:
             return self._load(same[0], or_topic=or_topic)
-        configs = {each["name"]: each["config"] for each in self.topics()}
-        topics = list(configs)
+        known = {each["name"]: each for each in self.topics()}
+        topics = list(known)
         topic = next((each for each in topics if each.lower() == name.lower()), None)
         if topic is None:
             raise StatementFailed(f"There is no topic '{name}'.", _nearest(name, {*names, *topics}))
@@ -220,7 +227,9 @@ class Catalog:
             columns=columns,
             snapshot_id=None,
             files=(),
-            has_last_records="compact" in configs[topic].get("cleanup.policy", ""),
+            has_last_records="compact" in known[topic]["config"].get("cleanup.policy", ""),
+            topic_id=TopicId(UUID(known[topic]["topic_id"])),
+            may_be_encrypted=known[topic]["may_be_encrypted"],
         )
 
     def _no_history(self, topic: str) -> StatementFailed:
@@ -229,7 +238,8 @@ class Catalog:
             f"Run `tidelog history run`, or `tidelog compact {topic}` once; or read the log with --fresh.",
         )
 
-    def _read(self, name: str, metadata: Mapping[str, Any]) -> Table:
+    def _read(self, name: str, answer: Mapping[str, Any]) -> Table:
+        metadata = answer["metadata"]
         columns = _columns(metadata)
         snapshot = next(
             (
@@ -245,7 +255,10 @@ class Catalog:
             if count <= self._settings.sql_duckdb_files:
                 files = self._data_files(snapshot["manifest-list"], columns)
             else:
-                raise NotInDuckDB(f"{name} has {count:,} files, more than TIDELOG_SQL_DUCKDB_FILES")
+                more = f"{name} has {count:,} files, more than TIDELOG_SQL_DUCKDB_FILES"
+                if _MAY_BE_ENCRYPTED in answer["config"]:
+                    raise StatementFailed(f"{more}, and its topic is encrypted.", "Raise it for this call.")
+                raise NotInDuckDB(more)
         return Table(
             name=name,
             topic=self._topic_of(name, str(metadata["location"])),
@@ -253,6 +266,8 @@ class Catalog:
             snapshot_id=None if snapshot is None else int(snapshot["snapshot-id"]),
             files=files,
             has_last_records=metadata.get("properties", {}).get(_ROWS_PROPERTY) == _LAST_RECORDS,
+            topic_id=_topic_id(str(metadata["location"])),
+            may_be_encrypted=_MAY_BE_ENCRYPTED in answer["config"],
         )
 
     def _topic_of(self, name: str, location: str) -> str:
@@ -366,7 +381,7 @@ def _entries(data: bytes) -> Iterator[dict[str, Any]]:
 def _columns(metadata: Mapping[str, Any]) -> tuple[Column, ...]:
     schema = next(one for one in metadata["schemas"] if one["schema-id"] == metadata["current-schema-id"])
     return tuple(
-        Column(field_id=int(each["id"]), name=each["name"], type=duckdb_type(each["type"]))
+        Column(field_id=int(each["id"]), name=each["name"], type=duckdb_type(each["type"]), kind=each["type"])
         for each in schema["fields"]
     )
 
@@ -406,9 +421,9 @@ def _root(url: StoreUrl) -> str:
     return f"s3://{url.bucket}/" + (f"{url.prefix}/" if url.prefix else "")
 
 
-def _topic_id(location: str) -> UUID | None:
+def _topic_id(location: str) -> TopicId | None:
     try:
-        return UUID(location.rstrip("/").rpartition("/")[2])
+        return TopicId(UUID(location.rstrip("/").rpartition("/")[2]))
     except ValueError:
         return None
 

@@ -7,32 +7,36 @@ of these files. A column is found by its field id, as Iceberg has it, so files m
 Promises:
 - Only queries run. Files and the network are closed to statements, and the settings are locked.
 - Memory and the temporary directory are bounded by settings. What a killed process left there is removed by
-  the next one.
+  the next one. Records of encrypted topics are not spilled, and their tails are encrypted there.
 - All statements of a call see one snapshot of a table, and one tail of a topic.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import re
-import shutil
-import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
 import duckdb
 
 from sequencer.tenants.tenant_names import local_name, prefix_of, tenant_of
 from spark_source.settings import SourceSettings
+from spark_source.topic_keys import SourceKeys
+from storage.encryption.sealed_batches import KEY_BYTES, TopicKey
+from storage.identifiers import TopicId, new_key_id
 from storage.stores.object_store import ObjectNotFound
 from tidelog.sql.bucket_files import SCHEME, BucketFiles, BucketFileSystem
 from tidelog.sql.catalog import Catalog, Column, DataFile, Table
 from tidelog.sql.engine import NAMESPACE, Answer, NotInDuckDB, StatementFailed
-from tidelog.sql.scan_filters import may_pass
+from tidelog.sql.own_directory import OwnDirectory
+from tidelog.sql.scan_filters import MayPass, may_pass
 from tidelog.sql.settings import SqlSettings
 from tidelog.sql.statements import for_duckdb, quoted, unquoted
 
@@ -41,8 +45,6 @@ _VECTOR_ROWS: Final = 2_048
 """DuckDB's own batch: smaller ones cost it as much."""
 _BATCH_BYTES: Final = 8 << 20
 _CATALOG: Final = "tidelog"
-_PREFIX: Final = "tidelog-sql-"
-_LOCK: Final = "lock"
 _USE: Final = f"USE {_CATALOG}.{NAMESPACE}"
 _TEXT: Final = (
     f"CREATE MACRO {_CATALOG}.{NAMESPACE}.text(x BLOB) AS coalesce(try(decode(x)), CAST(x AS VARCHAR)), "
@@ -77,6 +79,12 @@ class Plan:
     size_bytes: int
     """Of the columns that are read in these files, or more."""
     fresh: bool
+    may_pass: Mapping[str, MayPass] = field(default_factory=dict, repr=False)
+    """By the table's name, what says of bounds if a row within them may be needed; without it, all are."""
+
+    @property
+    def may_be_encrypted(self) -> bool:
+        return any(table.may_be_encrypted for table in self.tables)
 
     def words(self) -> str:
         """What is read, for people."""
@@ -109,9 +117,14 @@ class DuckDBEngine:
         self._planner: duckdb.DuckDBPyConnection | None = None
         self._planned: dict[str, tuple[Column, ...]] = {}
         """By name the columns that the planner's table has."""
-        self._runner: duckdb.DuckDBPyConnection | None = None
+        self._runners: dict[bool, duckdb.DuckDBPyConnection] = {}
+        """By whether they run statements over encrypted topics."""
         self._running: duckdb.DuckDBPyConnection | None = None
+        self._scans = count()
         self._tails: dict[str, Path] = {}
+        self._keys: SourceKeys | None = None
+        self._tail_key = TopicKey(TopicId(uuid4()), new_key_id(), os.urandom(KEY_BYTES))
+        """Encrypts the tails of encrypted topics on this machine's disk, and is never written."""
 
     def begin(self) -> None:
         """A call begins: its statements see the newest records as they are now."""
@@ -135,13 +148,18 @@ class DuckDBEngine:
                 self._stand_in(planner, table)
             explained = planner.execute(f"EXPLAIN (FORMAT json)\n{text}").fetchall()
         scans = list(_scans(json.loads(explained[0][1])))
-        files = {name: _needed(table, scans) for name, table in tables.items()}
+        tests = {name: _test(table, scans) for name, table in tables.items()}
+        files = {
+            name: tuple(file for file in tables[name].files if test(file.bounds))
+            for name, test in tests.items()
+        }
         return Plan(
             text=text,
             tables=tuple(tables.values()),
             files=files,
             size_bytes=sum(_read_bytes(tables[name], own, scans) for name, own in files.items()),
             fresh=fresh and bool(tables),
+            may_pass=tests,
         )
 
     def run(self, plan: Plan, reason: str) -> Answer:
@@ -152,7 +170,7 @@ class DuckDBEngine:
         self._files.announce(needed, local)
         self._files.failure = None
         self._files.prefetch(needed)
-        runner = self._run_connection().cursor()
+        runner = self._run_connection(may_be_encrypted=plan.may_be_encrypted).cursor()
         self._running = runner
         try:
             with self._errors():
@@ -160,7 +178,8 @@ class DuckDBEngine:
                 for table in plan.tables:
                     paths = [str(file.key) for file in plan.files[table.name]]
                     tail = f".fresh/{table.name}" if table.name in tails else None
-                    runner.execute(_view(table, paths, tail))
+                    rows = self._rows_of(runner, table, plan)
+                    runner.execute(_view(table, paths, tail, rows))
                     _name_in_tenant(runner, table)
                 reader = runner.sql(plan.text).to_arrow_reader(_batch_rows(plan))
         except BaseException:
@@ -177,9 +196,10 @@ class DuckDBEngine:
             running.interrupt()
 
     def close(self) -> None:
-        for connection in (self._planner, self._runner):
-            if connection is not None:
-                connection.close()
+        if self._planner is not None:
+            self._planner.close()
+        for connection in self._runners.values():
+            connection.close()
         self._own.close()
 
     def _batches(self, runner: duckdb.DuckDBPyConnection, reader: Any) -> Iterator[Any]:
@@ -206,6 +226,8 @@ class DuckDBEngine:
                 if isinstance(failed, NotInDuckDB):
                     raise StatementFailed(str(failed)) from None
                 raise
+            if isinstance(cause, StatementFailed):
+                raise cause from None
             if isinstance(cause, ObjectNotFound):
                 raise StatementFailed(
                     f"A file of the table is gone ({cause.key}): the snapshot expired while the statement "
@@ -246,7 +268,8 @@ class DuckDBEngine:
         if path is None:
             path = self._directory / f"{len(self._tails)}.parquet"
             try:
-                write_tail(table, self._source(), self._settings.sql_fresh_bytes, path, self._stop)
+                key = self._tail_key if table.may_be_encrypted else None
+                write_tail(table, self._source(), self._settings.sql_fresh_bytes, path, self._stop, key)
             except NotInDuckDB as failed:
                 raise StatementFailed(f"{failed}.", "Ask Spark: --engine spark.") from None
             self._tails[table.name] = path
@@ -268,12 +291,38 @@ class DuckDBEngine:
             _name_in_tenant(planner, table)
             self._planned[table.name] = table.columns
 
-    def _run_connection(self) -> duckdb.DuckDBPyConnection:
-        if self._runner is None:
+    def _rows_of(
+        self, runner: duckdb.DuckDBPyConnection, table: Table, plan: Plan
+    ) -> Callable[[Sequence[str]], str]:
+        """Returns what makes SQL of paths: the rows of these files."""
+        if not table.may_be_encrypted:
+            return partial(_rows, table)
+        from tidelog.sql.encrypted_scan import encrypted_scan
+
+        if self._keys is None:
+            self._keys = SourceKeys(self._source())
+        assert table.topic_id is not None, "a table that the catalog served has a topic"
+        keyring = self._keys.of_topic(table.topic, table.topic_id, [file.key for file in table.files])
+        own = {**keyring.by_id, self._tail_key.key_id: self._tail_key}
+        keyring = replace(keyring, by_id=own)
+        test = plan.may_pass.get(table.name, lambda _: True)
+
+        def rows(paths: Sequence[str]) -> str:
+            if not paths:
+                return _rows(table, paths)
+            name = f"__scan_{next(self._scans)}"
+            runner.register(name, encrypted_scan(table, paths, keyring, test, self._files))
+            return f"SELECT * FROM temp.main.{quoted(name)}"
+
+        return rows
+
+    def _run_connection(self, *, may_be_encrypted: bool) -> duckdb.DuckDBPyConnection:
+        if may_be_encrypted not in self._runners:
             runner = _connection(
                 {
                     "memory_limit": f"{self._settings.sql_memory_bytes}B",
-                    "temp_directory": str(self._directory / "spill"),
+                    # DuckDB cannot encrypt what it spills without an extension from the internet.
+                    "temp_directory": "" if may_be_encrypted else str(self._directory / "spill"),
                     "max_temp_directory_size": f"{self._settings.sql_spill_bytes}B",
                 }
             )
@@ -281,8 +330,8 @@ class DuckDBEngine:
             runner.execute("SET parquet_metadata_cache = true")
             runner.execute(f"SET allowed_directories = ['{SCHEME}://']")
             _lock(runner)
-            self._runner = runner
-        return self._runner
+            self._runners[may_be_encrypted] = runner
+        return self._runners[may_be_encrypted]
 
 
 def _connection(config: dict[str, Any]) -> duckdb.DuckDBPyConnection:
@@ -346,15 +395,17 @@ def _batch_rows(plan: Plan) -> int:
     return min(max(_BATCH_BYTES // max(row_bytes, 1), _VECTOR_ROWS), _ROWS_PER_BATCH)
 
 
-def _view(table: Table, paths: Sequence[str], tail: str | None) -> str:
-    """The table's files and its tail. Where the last record of each key counts, a record of the tail replaces
-    the table's row of its key, and an earlier one of the tail."""
+def _view(
+    table: Table, paths: Sequence[str], tail: str | None, rows_of: Callable[[Sequence[str]], str]
+) -> str:
+    """The table's files and its tail. `rows_of` makes SQL of paths. Where the last record of each key counts,
+    a record of the tail replaces the table's row of its key, and an earlier one of the tail."""
     if tail is None or not table.has_last_records:
-        rows = _rows(table, [*paths, *([] if tail is None else [tail])])
+        rows = rows_of([*paths, *([] if tail is None else [tail])])
     else:
-        newest = f"({_rows(table, [tail])})"
+        newest = f"({rows_of([tail])})"
         rows = (
-            f"SELECT * FROM ({_rows(table, paths)}) AS h WHERE NOT EXISTS (SELECT 1 FROM {newest} AS n "
+            f"SELECT * FROM ({rows_of(paths)}) AS h WHERE NOT EXISTS (SELECT 1 FROM {newest} AS n "
             "WHERE n.partition = h.partition AND n.key = h.key) "
             f"UNION ALL SELECT * FROM (SELECT * FROM {newest} WHERE key IS NOT NULL QUALIFY row_number() "
             'OVER (PARTITION BY partition, key ORDER BY "offset" DESC) = 1) WHERE value IS NOT NULL'
@@ -391,14 +442,14 @@ def _scans_of(table: Table, scans: Sequence[dict[str, Any]]) -> list[dict[str, A
     return [scan for scan in scans if _name_parts(scan["Table"])[-1] == table.name]
 
 
-def _needed(table: Table, scans: Sequence[dict[str, Any]]) -> tuple[DataFile, ...]:
-    """A file is needed if any scan may need it. A table without a scan in the plan has all."""
+def _test(table: Table, scans: Sequence[dict[str, Any]]) -> MayPass:
+    """A file is needed if any scan may need it. Of a table without a scan in the plan all are."""
     own = _scans_of(table, scans)
     # A name with signs could be read as a part of a filter.
     if not own or not all(_PLAIN_NAME.fullmatch(column.name) for column in table.columns):
-        return table.files
+        return lambda _: True
     tests = [may_pass(scan.get("Filters") or []) for scan in own]
-    return tuple(file for file in table.files if any(test(file.bounds) for test in tests))
+    return lambda bounds: any(test(bounds) for test in tests)
 
 
 def _read_bytes(table: Table, files: Sequence[DataFile], scans: Sequence[dict[str, Any]]) -> int:
@@ -449,7 +500,9 @@ class _ErrorsForPeople:
             ) from error
         if isinstance(error, duckdb.OutOfMemoryException):
             raise StatementFailed(
-                said, "Give it more with TIDELOG_SQL_MEMORY_BYTES and TIDELOG_SQL_SPILL_BYTES."
+                said,
+                "Give it more with TIDELOG_SQL_MEMORY_BYTES and TIDELOG_SQL_SPILL_BYTES. Encrypted topics "
+                "are never spilled to disk.",
             ) from error
         raise StatementFailed(said) from error
 
@@ -458,28 +511,3 @@ def _said(text: str, lines_before: int) -> str:
     """DuckDB's message, with the numbers of the statement's own lines."""
     text = re.sub(r"^[A-Z][\w ]* Error: ", "", text)
     return _LINE.sub(lambda found: f"LINE {max(1, int(found[1]) - lines_before)}: ", text).strip()
-
-
-class OwnDirectory:
-    """A temporary directory. A process that lives holds a lock in it, also where processes of several
-    containers share the place.
-    """
-
-    def __init__(self) -> None:
-        _sweep(Path(tempfile.gettempdir()))
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        self._lock = os.open(self.path / f".{_LOCK}", os.O_CREAT | os.O_RDWR, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        (self.path / f".{_LOCK}").rename(self.path / _LOCK)  # only a lock that is held has this name
-
-    def close(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
-
-
-def _sweep(place: Path) -> None:
-    """Removes the directories whose locks nobody holds. Those of other users stay."""
-    for directory in place.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError), (directory / _LOCK).open("r+") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(directory, ignore_errors=True)

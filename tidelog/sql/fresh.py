@@ -15,17 +15,23 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spark_compaction.history_file import PARQUET_SCHEMA
-from spark_source.agents import Agents, AgentsUnavailable, Piece, RequestRefused
+from spark_compaction.history_file import PARQUET_SCHEMA, parquet_columns
+from spark_source.agents import Agents, AgentsUnavailable, Piece, RequestRefused, TopicEnds
 from spark_source.planning import PartitionOf, ReadContext, plan_reads
 from spark_source.reading import read_task
 from spark_source.settings import SourceSettings
+from spark_source.topic_keys import SourceKeys
 from spark_source.window import Window
 from storage.arrow.arrow_schema import HISTORY_SCHEMA
+from storage.encryption.key_wrapping import KeyUnavailable
+from storage.encryption.parquet_keys import key_metadata, to_encrypt
+from storage.encryption.sealed_batches import TopicKey
+from storage.identifiers import TopicId
 from storage.stores.object_store import ObjectNotFound, StoreUnavailable
 from tidelog.sql.catalog import Table
 from tidelog.sql.engine import NotInDuckDB, StatementFailed
@@ -34,13 +40,20 @@ _ROW_GROUP_BYTES: Final = 8 << 20
 
 
 def write_tail(
-    table: Table, settings: SourceSettings, most_bytes: int, path: Path, stop: threading.Event
+    table: Table,
+    settings: SourceSettings,
+    most_bytes: int,
+    path: Path,
+    stop: threading.Event,
+    key: TopicKey | None = None,
 ) -> int:
-    """Writes the tail to `path`, and returns how many records it has. Raises NotInDuckDB if more than
-    `most_bytes` would be read, and StatementFailed, also once `stop` is set.
+    """Writes the tail to `path`, encrypted with `key` if there is one, and returns how many records it has.
+    Raises NotInDuckDB if more than `most_bytes` would be read, and StatementFailed, also once `stop` is set.
     """
     try:
-        pieces = _pieces(table, Agents(settings))
+        agents = Agents(settings)
+        ends = agents.topic(table.topic)
+        pieces = _pieces(table, agents, ends)
         size = sum(piece.length for own in pieces.values() for piece in own)
         if size > most_bytes:
             raise NotInDuckDB(
@@ -49,19 +62,27 @@ def write_tail(
         context = ReadContext(
             settings=settings, columns=tuple(HISTORY_SCHEMA.names), window=Window(), fail_on_data_loss=False
         )
-        tasks = plan_reads(pieces, task_bytes=settings.source_task_bytes, min_partitions=1)
-        return _write(_until(stop, (rows for task in tasks for rows in read_task(context, task))), path)
+        keyrings = {}
+        if ends.may_be_encrypted:
+            objects = (piece.object_key for own in pieces.values() for piece in own)
+            found = SourceKeys(settings).of_topic(table.topic, TopicId(UUID(ends.topic_id)), objects)
+            keyrings = {table.topic: found}
+        tasks = plan_reads(pieces, task_bytes=settings.source_task_bytes, min_partitions=1, keyrings=keyrings)
+        rows = _until(stop, (rows for task in tasks for rows in read_task(context, task)))
+        return _write(rows, path, key)
+    except KeyUnavailable as failed:
+        raise StatementFailed(f"The {failed}.", "Or leave out --fresh.") from None
     except (AgentsUnavailable, RequestRefused, StoreUnavailable, ObjectNotFound) as failed:
         raise StatementFailed(f"The newest records of '{table.topic}' could not be read: {failed}") from None
 
 
-def _pieces(table: Table, agents: Agents) -> dict[PartitionOf, list[Piece]]:
+def _pieces(table: Table, agents: Agents, topic: TopicEnds) -> dict[PartitionOf, list[Piece]]:
     ends = table.ends()
     return {
         (table.topic, partition): list(
             agents.pieces(table.topic, partition, ends.get(partition, own.first_offset), own.end_offset)
         )
-        for partition, own in agents.topic(table.topic).partitions.items()
+        for partition, own in topic.partitions.items()
     }
 
 
@@ -72,9 +93,16 @@ def _until(stop: threading.Event, batches: Iterable[pa.RecordBatch]) -> Iterator
         yield rows
 
 
-def _write(batches: Iterable[pa.RecordBatch], path: Path) -> int:
+def _write(batches: Iterable[pa.RecordBatch], path: Path, key: TopicKey | None) -> int:
     count = 0
-    with pq.ParquetWriter(path, PARQUET_SCHEMA, compression="lz4") as writer:
+    with pq.ParquetWriter(
+        path,
+        PARQUET_SCHEMA,
+        compression="lz4",
+        encryption_properties=None if key is None else to_encrypt(key, parquet_columns(PARQUET_SCHEMA)),
+    ) as writer:
+        if key is not None:
+            writer.add_key_value_metadata(key_metadata(key))
         for group in _groups(batches):
             writer.write_table(pa.Table.from_batches(group).cast(PARQUET_SCHEMA))
             count += sum(rows.num_rows for rows in group)

@@ -11,6 +11,7 @@ Promises:
 
 import io
 import json
+import pickle
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
@@ -28,7 +29,10 @@ from spark_source.agents import Agents
 from spark_source.settings import SourceSettings
 from tidelog.errors import UserError
 from tidelog.sql.catalog import Catalog, Table
+from tidelog.sql.encrypted_source import NAME as ENCRYPTED
+from tidelog.sql.encrypted_source import SCAN, EncryptedTable, TableScan
 from tidelog.sql.engine import NAMESPACE, Answer, NotInDuckDB, StatementFailed
+from tidelog.sql.own_directory import OwnDirectory
 from tidelog.sql.settings import SqlSettings
 from tidelog.sql.statements import (
     Statement,
@@ -72,6 +76,7 @@ class SparkEngine:
         self._catalog = catalog
         self._source = source
         self._session: SparkSession | None = None
+        self._own: OwnDirectory | None = None
         self._views: dict[tuple[str, bool], int | None] = {}
         """By name and freshness the snapshot of the view that the session has."""
 
@@ -104,6 +109,8 @@ class SparkEngine:
     def close(self) -> None:
         if self._session is not None:
             stop_spark()
+        if self._own is not None:
+            self._own.close()
 
     def _checked(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with _ErrorsForPeople(self._catalog):
@@ -118,6 +125,7 @@ class SparkEngine:
                 raise UserError(str(failed)) from None
             session.conf.set("spark.sql.runSQLOnFiles", "false")
             session.conf.set("spark.sql.ansi.doubleQuotedIdentifiers", "true")  # as in DuckDB
+            session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
             self._session = session
         make_active(self._session)  # each statement has a thread
         return self._session
@@ -152,7 +160,7 @@ class SparkEngine:
             frame = session.table(_full_name(name))
             self._views[name, fresh] = None
         else:
-            history = _frame(session, table)
+            history = self._history(session, table)
             tail = self._tail(session, table) if fresh or history is None else None
             if tail is not None and table.has_last_records:
                 history, tail = _without_replaced(history, tail), _last_records(tail)
@@ -170,17 +178,28 @@ class SparkEngine:
         end = {p: own.end_offset for p, own in partitions.items()}
         options = {
             "topic": table.topic,
-            "servers": source.http_url,
-            "storeUrl": source.store_url,
-            "s3Region": source.s3_region,
             "startingOffsets": json.dumps({table.topic: start}),
             "endingOffsets": json.dumps({table.topic: end}),
             "failOnDataLoss": "false",
+            **_options(source),
         }
-        if source.s3_access_key is not None and source.s3_secret_key is not None:
-            options["s3AccessKey"] = source.s3_access_key
-            options["s3SecretKey"] = source.s3_secret_key.get_secret_value()
         return session.read.format("tidelog").options(**options).load()
+
+    def _history(self, session: SparkSession, table: Table) -> DataFrame | None:
+        """The table at its snapshot; None for a topic without history."""
+        if table.snapshot_id is None:
+            return None
+        at = session.read.option("versionAsOf", str(table.snapshot_id)).table(_full_name(table.name))
+        if not table.may_be_encrypted:
+            return at
+        assert table.topic_id is not None, "a table that the catalog served has a topic"
+        scan = TableScan(topic=table.topic, topic_id=table.topic_id, columns=table.columns, files=table.files)
+        self._own = self._own or OwnDirectory()
+        path = self._own.path / f"{table.topic_id}-{table.snapshot_id}"
+        path.write_bytes(pickle.dumps(scan))
+        session.dataSource.register(EncryptedTable)
+        options = {**_options(self._source()), SCAN: str(path)}
+        return session.read.format(ENCRYPTED).schema(at.schema).options(**options).load()
 
 
 def _refuse_names_in_tenants(text: str, known: Iterable[str]) -> None:
@@ -236,11 +255,22 @@ def _full_name(name: str) -> str:
     return f"{CATALOG}.{NAMESPACE}.{quoted(name, '`')}"
 
 
-def _frame(session: SparkSession, table: Table) -> DataFrame | None:
-    """The table at its snapshot; None for a topic without history."""
-    if table.snapshot_id is None:
-        return None
-    return session.read.option("versionAsOf", str(table.snapshot_id)).table(_full_name(table.name))
+def _options(source: SourceSettings) -> dict[str, str]:
+    """How the data sources reach agents, the bucket and the provider of keys."""
+    options = {
+        "servers": source.http_url,
+        "storeUrl": source.store_url,
+        "s3Region": source.s3_region,
+        "encryptionProvider": source.encryption_provider,
+        "encryptionKey": source.encryption_key,
+        "encryptionKmsRegion": source.encryption_kms_region,
+    }
+    if source.encryption_kms_endpoint is not None:
+        options["encryptionKmsEndpoint"] = source.encryption_kms_endpoint
+    if source.s3_access_key is not None and source.s3_secret_key is not None:
+        options["s3AccessKey"] = source.s3_access_key
+        options["s3SecretKey"] = source.s3_secret_key.get_secret_value()
+    return options
 
 
 def _union(history: DataFrame | None, tail: DataFrame | None) -> DataFrame:

@@ -11,6 +11,7 @@ from sequencer.client import Sequencer
 from sequencer.history.history_log import LocallyDropped
 from sequencer.housekeeping.merges import BEFORE_ALL
 from spark_compaction.compact import Compaction, TopicCompaction, TopicCompactor
+from spark_compaction.job_keys import open_job_keys
 from spark_compaction.merge_files import FileMerger
 from spark_compaction.settings import CompactionSettings
 from spark_compaction.ttl import TopicExpirer
@@ -62,10 +63,11 @@ async def a_table_of_all_records(log: Log, settings: CompactionSettings, **confi
 async def compacted(log: Log, settings: CompactionSettings) -> TopicCompaction:
     """As `tidelog compact`, on this event loop."""
     [topic] = (await log.sequencer.topics.by_name([TOPIC])).values()
-    compaction = Compaction(settings, log.sequencer, lambda _: None)
-    compactor = TopicCompactor(settings, log.sequencer, topic)
-    while await compaction.run_round([compactor]):
-        pass
+    async with open_job_keys(settings, log.sequencer) as keys:
+        compaction = Compaction(settings, log.sequencer, keys, lambda _: None)
+        compactor = TopicCompactor(settings, log.sequencer, topic, keys)
+        while await compaction.run_round([compactor]):
+            pass
     return compactor.done
 
 
@@ -120,7 +122,8 @@ async def test_a_job_whose_files_were_merged_meanwhile_looks_once_more(
     merging = settings.model_copy(update={"parquet_merge_files": 2})
 
     async def merge() -> None:
-        assert await FileMerger(merging, sequencer, topic).run_job() == 4
+        async with open_job_keys(merging, sequencer) as keys:
+            assert await FileMerger(merging, sequencer, topic, keys).run_job() == 4
 
     after(held, point, merge)
     done = await compacted(log, settings)
@@ -310,7 +313,8 @@ async def test_deleted_and_expired_records_leave_the_table(
     topic_id = log.topic_ids[TOPIC]
     await sequencer.retention.delete_records(topic_id, Partition(0), Offset(4))
     [topic] = (await sequencer.topics.by_name([TOPIC])).values()
-    await TopicExpirer(settings, sequencer, topic, now=datetime.now(UTC)).run()
+    async with open_job_keys(settings, sequencer) as keys:
+        await TopicExpirer(settings, sequencer, topic, keys, now=datetime.now(UTC)).run()
     assert await table_rows(settings, TOPIC) == [row for row in written_state(log, TOPIC) if row[1] >= 4]
     await write(log, ("a3", "9"))
     await compacted(log, settings)

@@ -4,6 +4,7 @@ import io
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,8 +15,17 @@ from hypothesis import strategies as st
 from storage.arrow.arrow_columns import decode_batches
 from storage.arrow.arrow_encoding import encode_span
 from storage.arrow.arrow_schema import HISTORY_SCHEMA, RECORD_SCHEMA
-from storage.arrow.row_groups import DamagedRowGroup, footer_bytes, read_row_group, row_group_range
+from storage.arrow.row_groups import (
+    DamagedRowGroup,
+    footer_bytes,
+    key_id_of_footer,
+    read_row_group,
+    row_group_range,
+)
 from storage.batches.record_batch import Compression, index_batches, read_header
+from storage.encryption.parquet_keys import key_metadata, to_decrypt, to_encrypt
+from storage.encryption.sealed_batches import TopicKey
+from storage.identifiers import KeyId, TopicId
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MAYBE_BYTES = st.none() | st.binary(max_size=60)
@@ -116,16 +126,32 @@ def test_records_of_one_append_time_share_a_batch_and_others_do_not() -> None:
     assert counts == [3, 2]
 
 
-def a_file() -> tuple[bytes, pq.FileMetaData]:
+KEY = TopicKey(TopicId(UUID(int=1)), KeyId(17), bytes(range(32)))
+LEAVES = [
+    *("partition", "offset", "timestamp", "timestamp_type", "key", "value"),
+    *("headers.list.element.key", "headers.list.element.value"),
+]
+
+
+def a_file(key: TopicKey | None = None) -> tuple[bytes, pq.FileMetaData]:
     records = a_batch([(1, n, 0, b"key", b"value" * 20, [("h", b"1")]) for n in range(300)], -1)
     table = pa.Table.from_batches([records]).add_column(
         0, HISTORY_SCHEMA.field("partition"), pa.repeat(pa.scalar(3, pa.int32()), 300)
     )
     sink = io.BytesIO()
-    with pq.ParquetWriter(sink, table.schema, compression="zstd", write_page_checksum=True) as writer:
+    with pq.ParquetWriter(
+        sink,
+        table.schema,
+        compression="zstd",
+        write_page_checksum=True,
+        encryption_properties=None if key is None else to_encrypt(key, LEAVES),
+    ) as writer:
         writer.write_table(table, row_group_size=100)
+        if key is not None:
+            writer.add_key_value_metadata(key_metadata(key))
     data = sink.getvalue()
-    return data, pq.read_metadata(io.BytesIO(data))
+    decryption = None if key is None else to_decrypt({key.key_id: key})
+    return data, pq.read_metadata(io.BytesIO(data), decryption_properties=decryption)
 
 
 def footer_of(data: bytes) -> bytes:
@@ -143,6 +169,63 @@ def test_a_row_group_is_read_from_its_range_and_the_footer_alone() -> None:
 
         assert records.schema == RECORD_SCHEMA
         assert records.column("offset").to_pylist() == list(range(100 * number, 100 * number + 100))
+
+
+def test_a_row_group_of_an_encrypted_file_is_read_with_its_key_and_equals_the_clear_one() -> None:
+    (data, metadata), (clear, clear_metadata) = a_file(KEY), a_file()
+    assert key_id_of_footer(footer_of(data)) == KEY.key_id
+    assert key_id_of_footer(footer_of(clear)) is None
+    for number in range(3):
+        position, length = row_group_range(metadata.row_group(number))
+        start, size = row_group_range(clear_metadata.row_group(number))
+
+        found = read_row_group(
+            footer_of(data), position, [memoryview(data)[position : position + length]], 3, KEY
+        )
+
+        assert found == read_row_group(footer_of(clear), start, [memoryview(clear)[start : start + size]], 3)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [None, TopicKey(KEY.topic_id, KeyId(18), bytes(32)), TopicKey(KEY.topic_id, KEY.key_id, bytes(32))],
+    ids=["no key", "another id", "another secret"],
+)
+def test_an_encrypted_row_group_does_not_read_with_another_key(key: TopicKey | None) -> None:
+    data, metadata = a_file(KEY)
+    position, length = row_group_range(metadata.row_group(0))
+    with pytest.raises(DamagedRowGroup):
+        read_row_group(footer_of(data), position, [memoryview(data)[position : position + length]], 3, key)
+
+
+def test_a_damaged_byte_of_an_encrypted_row_group_is_an_error_or_changes_nothing() -> None:
+    data, metadata = a_file(KEY)
+    position, length = row_group_range(metadata.row_group(1))
+    whole = data[position : position + length]
+    sound = read_row_group(footer_of(data), position, [memoryview(whole)], 3, KEY)
+    for at in range(0, length, 53):
+        damaged = bytearray(whole)
+        damaged[at] ^= 0x10
+        try:
+            found = read_row_group(footer_of(data), position, [memoryview(damaged)], 3, KEY)
+        except DamagedRowGroup:
+            continue
+        assert found == sound, at
+
+
+def test_a_damaged_footer_of_an_encrypted_file_is_an_error() -> None:
+    data, metadata = a_file(KEY)
+    position, length = row_group_range(metadata.row_group(0))
+    whole, footer = memoryview(data)[position : position + length], footer_of(data)
+    sound = read_row_group(footer, position, [whole], 3, KEY)
+    for at in range(0, len(footer) - 8, 7):
+        damaged = bytearray(footer)
+        damaged[at] ^= 0x10
+        try:
+            found = read_row_group(bytes(damaged), position, [whole], 3, KEY)
+        except DamagedRowGroup:
+            continue
+        assert found == sound, at
 
 
 def test_damage_another_partition_and_another_position_are_errors() -> None:

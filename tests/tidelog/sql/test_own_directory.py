@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tidelog.sql.duckdb_engine import OwnDirectory
+from tidelog.sql.own_directory import OwnDirectory
 
 KILLED = """
 import os, sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from tidelog.sql.duckdb_engine import OwnDirectory
+from tidelog.sql.own_directory import OwnDirectory
 own = OwnDirectory()
 (own.path / "spill").mkdir()
 print(own.path, flush=True)

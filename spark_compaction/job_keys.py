@@ -1,0 +1,53 @@
+"""The keys of encrypted topics, for the driver of jobs. It gives executors those of the topics they work on.
+
+Promises:
+- Executors need neither Postgres nor KMS. Keys reach them as the bucket's credentials do, with their tasks:
+  no configuration, log or argument has them.
+- The key of one topic that cannot be had keeps no other topic waiting (`sequencer.topics.topic_key_cache`).
+"""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from sequencer.client import Sequencer
+from sequencer.topics.known_configs import ENCRYPTION
+from sequencer.topics.topic_key_cache import TopicKeys
+from sequencer.topics.topics import Topic
+from spark_compaction.settings import CompactionSettings
+from storage.encryption.key_objects import KeyObjects
+from storage.encryption.key_wrapping import key_wrapping
+from storage.encryption.topic_keyring import TopicKeyring
+from storage.stores.open_store import open_store
+from storage.threads import Threads
+
+
+class JobKeys:
+    def __init__(self, keys: TopicKeys) -> None:
+        self._keys = keys
+
+    async def of(self, topic: Topic) -> TopicKeyring | None:
+        """Returns all keys of a topic; None if it was never encrypted. Call it after the job was planned:
+        then no batch of the plan has a newer key. Raises KeyUnavailable.
+        """
+        return await self._keys.all_of(topic.topic_id) if ENCRYPTION in topic.config else None
+
+
+@asynccontextmanager
+async def open_job_keys(settings: CompactionSettings, sequencer: Sequencer) -> AsyncIterator[JobKeys]:
+    """Raises StoreUnavailable."""
+    store = await open_store(settings.store_url, settings)
+    try:
+        yield JobKeys(
+            TopicKeys(
+                sequencer.topic_keys,
+                KeyObjects(store, settings.cluster),
+                key_wrapping(settings),
+                lambda _: None,
+                settings,
+                Threads("keys", 1),
+                time.monotonic,
+            )
+        )
+    finally:
+        await store.close()
