@@ -188,7 +188,7 @@ def _digest(contents: Sequence[bytes]) -> bytes:
 
 def _why(files: TlsFiles, error: OSError | ValueError) -> str:
     """Says more than OpenSSL, which reports a wrong password and a file without a key alike."""
-    if isinstance(error, ssl.SSLError) and error.reason is None:
+    if isinstance(error, ssl.SSLError) and not error.reason:
         if b"ENCRYPTED" in _read(files.key):
             return "the key's password (TIDELOG_TLS_KEY_PASSWORD) is wrong, or not set"
         return "one of them is no PEM file of its kind"
