@@ -374,3 +374,22 @@ async def test_a_transaction_whose_bulk_batches_wait_ends_with_all_of_them(
             assert ends[0] == ends[1]
         for one in (quick, slow):
             one.close()
+
+
+async def test_an_agent_with_bulk_full_and_the_store_away_stops(
+    database_url: str, store_url: str, store_settings: StoreSettings
+) -> None:
+    async with an_agent(database_url, store_url, store_settings, drain_timeout_s=1) as (agent, _, link):
+        link.stall(0)
+        bulk = asyncio.create_task(flood(agent.app.kafka_port, 8, 10, LARGE))
+        await until(lambda: agent.metric("tidelog_request_memory_waits_total") >= 8)
+        waiting = [
+            asyncio.create_task(code_of(await Wire.connect(agent.app.kafka_port), "plain", timeout_s=90))
+        ]
+
+        await agent.stop()
+
+        results = await asyncio.gather(bulk, *waiting, return_exceptions=True)
+        assert all(isinstance(one, asyncio.IncompleteReadError | ConnectionError) for one in results), (
+            "nothing is acknowledged that is not written"
+        )
