@@ -52,7 +52,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
     OSError.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns Nagle's algorithm off only for sockets that name TCP. With it, each HTTP answer takes 40 ms.
+    # asyncio turns Nagle's algorithm off only for sockets that name TCP. With it, an HTTP answer takes 40 ms.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
