@@ -467,7 +467,13 @@ class App:
         )
         context = self._http_context
         tls = None if context is None else HttpTls(acceptor=self._tls.acceptor("http"), context=context)
-        return HttpServer(create_http_app(parts), listening, tls=tls)
+        return HttpServer(
+            create_http_app(parts),
+            listening,
+            tls=tls,
+            max_connections=settings.http_max_connections,
+            idle_timeout_s=settings.http_idle_timeout_s,
+        )
 
     def _vended_keys(self) -> "VendedKeys | None":
         from agent.http.vended_keys import VendedKeys

@@ -13,6 +13,7 @@ from agent.groups.coordinator.coordinator import Coordinator, GroupMetrics
 from agent.groups.offsets.group_offsets import GroupOffsets
 from agent.groups.offsets.offset_batches import OffsetBatches
 from agent.groups.settings import GroupSettings
+from agent.kafka.audited_changes import shown_config
 from agent.kafka.client_rates import LookupPace
 from agent.kafka.configs.mutation_quota import mutation_quotas
 from agent.kafka.routing.routing import RoutingTable
@@ -30,6 +31,7 @@ from agent.security.acls.authorizer import Authorizer
 from agent.security.acls.known_acls import KnownAcls
 from agent.security.audit.audit import Audit
 from agent.security.audit.audit_topic import AuditTopic
+from agent.security.audit.events import Asker, Resource
 from agent.security.logins.authentication import Authentication
 from agent.settings import AppSettings
 from agent.shared_lookups import SharedLookups
@@ -53,6 +55,7 @@ from sequencer.commits.coordinates import RunCoordinate
 from sequencer.groups.stored_groups import StoredGroup
 from sequencer.history.history import history_prefix
 from sequencer.tenants.tenant_limits import TenantLimits
+from sequencer.tenants.tenant_names import prefix_of, tenant_of
 from sequencer.topics.topic_config import TopicConfig
 from sequencer.topics.topic_key_cache import TopicKeys
 from storage.batches.produced_batches import LoneCheck
@@ -66,6 +69,7 @@ from storage.threads import Threads
 
 if TYPE_CHECKING:
     from agent.groups.group import Group
+    from agent.groups.streams.topology import InternalTopic
 
 _ROUTES_KEPT = 100_000
 
@@ -222,7 +226,7 @@ def assemble(
         sequencer.database.used_share,
     )
     coordinator, offset_batches = _build_coordinator(
-        sequencer, topics, membership, settings.groups, metrics, authorizer, tenants
+        sequencer, topics, membership, settings.groups, metrics, authorizer, tenants, audit
     )
     request_memory = MemoryBudget(settings.agent.request_memory_bytes)
     bulk_share = settings.agent.bulk_memory_share
@@ -293,6 +297,19 @@ def _compression_of(topics: TopicDirectory, topic_id: TopicId) -> Compression:
     return Compression.ZSTD if compression is None else compression
 
 
+def _audit_internal_topic(audit: Audit, group_id: str, topic: "InternalTopic") -> None:
+    """The event has no principal: members of the group cause it together."""
+    tenant = tenant_of(group_id)
+    shown = {name: shown_config(name, value) for name, value in topic.config.items()}
+    created = Resource(
+        type="TOPIC",
+        name=topic.name if tenant is None else prefix_of(tenant) + topic.name,
+        change={"partitions": str(topic.partition_count), **shown},
+    )
+    with audit.guarded():
+        audit.changed(Asker(), "StreamsGroupHeartbeat", [created], f"created for streams group {group_id}")
+
+
 def _build_coordinator(
     sequencer: Sequencer,
     topics: TopicDirectory,
@@ -301,6 +318,7 @@ def _build_coordinator(
     metrics: Metrics,
     authorizer: Authorizer,
     tenants: KnownTenants,
+    audit: Audit,
 ) -> tuple[Coordinator, OffsetBatches]:
     clock = time.monotonic
 
@@ -319,6 +337,7 @@ def _build_coordinator(
         clock=clock,
         acls=(lambda: authorizer.index) if authorizer.is_on else None,
         is_tenant=lambda name: tenants.get(name) is not None,
+        created_for=partial(_audit_internal_topic, audit),
     )
     sequencer.database.on_change(coordinator.forget_all)
     metrics.registry.register(GroupMetrics(coordinator))

@@ -213,6 +213,7 @@ _CODES: Final[Mapping[GroupFault, ErrorCode]] = {
     GroupFault.TOPIC_NOT_AUTHORIZED: ErrorCode.topic_authorization_failed,
     GroupFault.NOT_COORDINATOR: ErrorCode.not_coordinator,
     GroupFault.COORDINATOR_UNAVAILABLE: ErrorCode.coordinator_not_available,
+    GroupFault.TOO_MANY_GROUPS: ErrorCode.policy_violation,
     GroupFault.OVERLOADED: ErrorCode.coordinator_load_in_progress,
 }
 

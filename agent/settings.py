@@ -73,6 +73,14 @@ class AgentSettings(Settings):
     """The address that the HTTP side binds (health, metrics, /v1, the Iceberg catalog)."""
     http_port: int = Field(default=8080, ge=0, le=65535)
     """The port of the HTTP side. 0 takes a free one."""
+    http_max_connections: int = Field(default=256, ge=1)
+    """The most connections of the HTTP side. One more ends an idle one of the host that has most. While none
+    is idle, further requests get 503, except `/live` and `/ready`.
+    """
+    http_idle_timeout_s: float = Field(default=30.0, gt=0)
+    """An HTTP client that sends no request for this long is disconnected. One that does not end its request,
+    or does not take its answer, is disconnected after twice this time at the latest.
+    """
     peer_host: str = "127.0.0.1"
     """The address that the page protocol binds, for other agents."""
     peer_port: int = Field(default=0, ge=0, le=65535)

@@ -37,9 +37,11 @@ def main() -> None:
     table = Table("event", "CPU µs", title="The audit trail")
     with tempfile.TemporaryFile("w") as lines:
         trail.handlers[:] = [logging.StreamHandler(lines)]
-        plenty = AuditSettings(audit_events_per_s=1e9, audit_refusals_per_s=1e9)
+        plenty = AuditSettings(
+            audit_events_per_s=1e9, audit_refusals_per_s=1e9, audit_refusals_of_host_per_s=1e9
+        )
         audit = Audit(plenty, Metrics(), time.monotonic)
-        bounded = Audit(AuditSettings(audit_refusals_per_s=0.001), Metrics(), time.monotonic)
+        bounded = Audit(AuditSettings(audit_refusals_of_host_per_s=0.001), Metrics(), time.monotonic)
         works: dict[str, Callable[[], object]] = {
             "a login": lambda: audit.logged_in(_ASKER, "SCRAM-SHA-512"),
             "a change of a topic": lambda: audit.changed(_ASKER, "CreateTopics", [_TOPIC]),

@@ -50,6 +50,8 @@ class GroupFault(Enum):
     NOT_COORDINATOR = auto()
     COORDINATOR_UNAVAILABLE = auto()
     """The coordinator cannot reach Postgres: try again."""
+    TOO_MANY_GROUPS = auto()
+    """The tenant has as many as it may. Only the coordinator says this, never a machine."""
     OVERLOADED = auto()
     """Too many requests wait: try again later. Only the coordinator says this, never a machine."""
 

@@ -165,7 +165,7 @@ def require(operation: Operation, resource_type: ResourceType, name: str) -> Non
 
 
 def _asker_of(rights: Rights) -> Asker:
-    return Asker(principal=str(rights.principal), address=rights.host, listener="HTTP")
+    return Asker(principal=str(rights.principal), address=rights.host, host=rights.host, listener="HTTP")
 
 
 @contextmanager
@@ -177,7 +177,7 @@ def audited(
     """
     host = "" if request.client is None else request.client.host
     found = _rights.get()
-    anonymous = Asker(principal=str(ANONYMOUS), address=host, listener="HTTP")
+    anonymous = Asker(principal=str(ANONYMOUS), address=host, host=host, listener="HTTP")
     asker = anonymous if found is None else _asker_of(found[0])
     outcome = UNKNOWN
     try:

@@ -7,6 +7,7 @@ A request body above the bound is answered 413 and never held in memory.
 """
 
 import json
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Response
@@ -20,6 +21,7 @@ from agent.http.catalog_tokens import token_router
 from agent.http.cluster_api import ClientsApi, ClusterApi
 from agent.http.coordinates_api import CoordinatesApi
 from agent.http.errors import install_error_handlers, problem
+from agent.http.metrics_text import MetricsText
 from agent.http.parts import HttpParts
 from agent.http.readiness import Readinesses
 from agent.http.sinks_api import SinksApi
@@ -80,6 +82,7 @@ def create_http_app(parts: HttpParts) -> FastAPI:
     app = FastAPI(title="Tidelog agent", docs_url=None, redoc_url=None, openapi_url="/v1/openapi.json")
     app.add_middleware(BodyLimit, max_bytes=parts.max_body_bytes)
     install_error_handlers(app)
+    rendered = MetricsText(partial(generate_latest, parts.registry))
     readiness = Readinesses(parts.checks, timeout_s=parts.check_timeout_s, cache_s=parts.check_cache_s)
 
     @app.get("/", tags=["health"])
@@ -100,9 +103,12 @@ def create_http_app(parts: HttpParts) -> FastAPI:
 
     @app.get("/metrics", tags=["health"])
     async def metrics() -> Response:
-        if parts.before_metrics is not None:
-            await parts.before_metrics()
-        return Response(generate_latest(parts.registry), media_type=CONTENT_TYPE_LATEST)
+        text = rendered.kept()
+        if text is None:
+            if parts.before_metrics is not None:
+                await parts.before_metrics()
+            text = rendered.kept() or rendered.new()
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     own = [route for route in app.routes if isinstance(route, Route)]
     routers = (

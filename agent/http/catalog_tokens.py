@@ -5,6 +5,7 @@ A token is renewed by the same grant or, as Iceberg's Java client does, by a tok
 """
 
 from collections.abc import Callable
+from typing import Final
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Request
@@ -16,6 +17,8 @@ from agent.security.sasl.steps import CannotCheck, SaslRefused
 _EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
 _ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"
 _MOST_FIELDS = 20
+_LONGEST_FORM: Final = 32_768
+"""Strangers may send forms. A megabyte with %-signs would keep the event loop busy for 0.1 s."""
 
 
 def token_router(logins: Callable[[], HttpLogins | None]) -> APIRouter:
@@ -33,7 +36,10 @@ async def _answer(request: Request, logins: HttpLogins | None) -> JSONResponse:
         return _error(503, "temporarily_unavailable", "Logins cannot be checked now; /ready says why.")
     host = "" if request.client is None else request.client.host
     try:
-        found = parse_qs((await request.body()).decode("ascii"), max_num_fields=_MOST_FIELDS)
+        form_bytes = await request.body()
+        if len(form_bytes) > _LONGEST_FORM:
+            return _error(400, "invalid_request", f"The form has more than {_LONGEST_FORM} bytes.")
+        found = parse_qs(form_bytes.decode("ascii"), max_num_fields=_MOST_FIELDS)
     except ValueError:
         return _error(400, "invalid_request", "The body is no form (application/x-www-form-urlencoded).")
     form = {name: values[0] for name, values in found.items()}

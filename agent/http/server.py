@@ -4,6 +4,7 @@ Promises:
 - Requests are answered once `start` has returned.
 - The agent keeps its signal handlers, which uvicorn would replace.
 - `stop` ends within `shutdown_timeout_s`, whatever a client does.
+- Connections are bounded (`agent/http/connections.py`).
 - With TLS, handshakes are bounded, and new certificate files take effect (`agent/security/`).
 """
 
@@ -18,8 +19,8 @@ from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from agent.http.connections import HttpConnections
 from agent.security.tls.acceptor import TlsAcceptor
 from agent.security.tls.contexts import KeptContext
 
@@ -36,9 +37,9 @@ class HttpTls:
     context: KeptContext
 
 
-def _secured(tls: HttpTls, **of_uvicorn: Any) -> asyncio.BaseProtocol:
-    """Makes a connection as uvicorn would, behind TLS."""
-    return tls.acceptor.accept(tls.context, lambda _: H11Protocol(**of_uvicorn))
+def _secured(tls: HttpTls, connections: HttpConnections, **of_uvicorn: Any) -> asyncio.BaseProtocol:
+    """Makes a connection behind TLS."""
+    return tls.acceptor.accept(tls.context, lambda _: connections.connection(**of_uvicorn))
 
 
 class HttpServer:
@@ -54,23 +55,28 @@ class HttpServer:
         idle_timeout_s: float = 30.0,
         shutdown_timeout_s: float = 5.0,
     ) -> None:
-        """Above `max_connections` a request is answered 503."""
         self._listening = listening
         self._tls = tls
+        self._connections = HttpConnections(max_connections, idle_timeout_s)
+        made = self._connections.connection if tls is None else partial(_secured, tls, self._connections)
         self._server = _Server(
             uvicorn.Config(
-                app,
-                http="auto" if tls is None else cast(Any, partial(_secured, tls)),
+                self._connections.bounded(app, lambda: len(self._server.server_state.tasks)),
+                http=cast(Any, made),
+                ws="none",
                 log_config=None,
                 access_log=False,
                 lifespan="off",
-                limit_concurrency=max_connections,
                 timeout_keep_alive=math.ceil(idle_timeout_s),
                 timeout_graceful_shutdown=math.ceil(shutdown_timeout_s),
                 h11_max_incomplete_event_size=65_536,
             )
         )
         self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
 
     async def start(self) -> None:
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._listening]), name="http")

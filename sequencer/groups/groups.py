@@ -7,6 +7,8 @@ Promises:
 - A claim sees everything that earlier coordinators' successful writes and commits have left.
 - A write takes effect as a whole or not at all, and only while the writer's epoch is valid.
 - A deleted group leaves neither members nor offsets.
+- A tenant has about as many groups, and as many groups with configs, as its limit says. Agents that make
+  some at the same time may pass it by as many.
 - A change of a group's configs (KIP-848) is one step. A group has configs whether it exists or not, as in
   Kafka. The agent knows their names and values.
 """
@@ -23,6 +25,8 @@ from sequencer.database.array_parameters import Int4Array, Int8Array, TextArray
 from sequencer.database.database import Database, Row
 from sequencer.database.named_sql import load_statements
 from sequencer.groups.stored_groups import GroupChange, GroupKind, StoredGroup, StoredMember
+from sequencer.tenants.tenant_limits import MOST_GROUPS, TenantLimitReached
+from sequencer.tenants.tenant_names import range_of, tenant_of
 from storage.identifiers import NodeId
 
 SQL = load_statements("groups")
@@ -73,10 +77,17 @@ class Groups:
 
     async def claim(self, group_id: str, node_id: NodeId, *, create: bool) -> ClaimedGroup | None:
         """Makes the agent the group's coordinator under a new epoch. None: there is no such group, and
-        `create` is False. Raises InvalidId. It may be repeated: that fences the earlier attempt.
+        `create` is False. Raises InvalidId, and TenantLimitReached if the tenant may not have one more. It
+        may be repeated: that fences the earlier attempt.
         """
         refuse_impossible_id(group_id)
-        rows = await self._database.run(SQL["claim"], group_id=group_id, node_id=node_id, create=create)
+        tenant = tenant_of(group_id) if create else None
+        rows = await self._database.run(
+            SQL["claim"], group_id=group_id, node_id=node_id, create=create and tenant is None
+        )
+        if not rows and tenant is not None:
+            await _check_room(self._database, SQL["has_room"], tenant, group_id)
+            rows = await self._database.run(SQL["claim"], group_id=group_id, node_id=node_id, create=True)
         if not rows:
             return None
         stored = _stored(group_id, rows[0]) if rows[0].kind is not None else None
@@ -143,6 +154,19 @@ class Groups:
             page = len(rows) if rows and rows[-1].group_id.startswith(within) else 0
             after = rows[-1].group_id if rows else after
         return found
+
+
+async def _check_room(database: Database, statement: str, tenant: str, group_id: str) -> None:
+    """Raises TenantLimitReached."""
+    [row] = await database.read(
+        statement,
+        group_id=group_id,
+        tenant=tenant,
+        most_of_tenant=MOST_GROUPS,
+        **range_of(tenant),
+    )
+    if not row.has_room:
+        raise TenantLimitReached("There are as many groups as this tenant may have.")
 
 
 def can_be_id(text: str) -> bool:
@@ -216,14 +240,23 @@ class GroupConfigs:
         return {row.group_id: row.config for row in rows}
 
     async def alter(self, group_id: str, set: Mapping[str, str], remove: Collection[str] = ()) -> None:
-        """Sets some configs and returns others to their defaults. Raises InvalidId, and CommitOutcomeUnknown
-        if it may be done.
+        """Sets some configs and returns others to their defaults. Raises InvalidId, TenantLimitReached, and
+        CommitOutcomeUnknown if it may be done.
         """
         refuse_impossible_id(group_id)
+        if set:
+            await self.check_limit(group_id)
         trimmed = {name: value.strip() for name, value in set.items()}
         await self._database.write(
             CONFIGS_SQL["alter"], group_id=group_id, set=Jsonb(trimmed), remove=list(remove)
         )
+
+    async def check_limit(self, group_id: str) -> None:
+        """Raises InvalidId, and TenantLimitReached if no further group of the tenant may have configs."""
+        refuse_impossible_id(group_id)
+        tenant = tenant_of(group_id)
+        if tenant is not None:
+            await _check_room(self._database, CONFIGS_SQL["has_room"], tenant, group_id)
 
     async def list(self, within: str = "") -> Sequence[str]:
         """Returns the groups with any config set, by id. `within`: only those whose ids begin with a tenant's

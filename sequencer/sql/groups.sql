@@ -7,6 +7,16 @@ SELECT coordinator_epoch, kind, generation, state, protocol_type, document, memb
     (SELECT config FROM group_configs WHERE group_id = %(group_id)s::text) AS config
 FROM claim_group(%(group_id)s::text, %(node_id)s::integer, %(create)s::boolean)
 
+-- name: has_room
+-- Whether a tenant may have one more group. Counts no further than the limit.
+SELECT (SELECT count(*) FROM (
+        SELECT FROM groups WHERE group_id >= %(prefix)s::text AND group_id < %(behind)s::text
+        LIMIT may.have) AS found) < may.have
+    OR EXISTS (SELECT FROM groups WHERE group_id = %(group_id)s::text) AS has_room
+FROM (SELECT coalesce(
+    (SELECT (limits ->> 'groups')::bigint FROM tenants WHERE name = %(tenant)s::text AND deleted_at IS NULL),
+    %(most_of_tenant)s::integer) AS have) AS may
+
 -- name: write
 SELECT write_group(
     %(group_id)s::text, %(coordinator_epoch)s::bigint, %(kind)s::text, %(generation)s::integer,

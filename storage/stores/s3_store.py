@@ -65,7 +65,7 @@ _MESSAGE = re.compile(r"<Message>([^<]+)</Message>")
 _LONGEST_MESSAGE = 300
 _CAUSE = re.compile(r'message: "([^"]+)"|kind: (Timeout|TimedOut)\b|(dns error)')
 _KEYS_ASKED_OF = re.compile(
-    r"latest/api/token|security-credentials|169\.254\.170\.|AssumeRole|credential_process"
+    r"latest/api/token|security-credentials|169\.254\.170\.|AssumeRole|credential_process|NoKeys"
 )
 _NO_RANGE = "Received non-partial response when range requested"
 

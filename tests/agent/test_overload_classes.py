@@ -3,15 +3,19 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
 from kio.schema.errors import ErrorCode
 
 from storage.stores.object_store import StoreSettings
 from tests.agent.kafka.apis.administrative_requests import alter as alter_configs
 from tests.agent.kafka.apis.administrative_requests import create
+from tests.agent.kafka.apis.produce.test_produce import with_crc
 from tests.agent.quotas.test_enforcement import QUICK, alter
+from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, a_batch, a_produce, partitions_of, running, until_answered
 from tests.support.waiting import until
 
@@ -265,3 +269,127 @@ async def test_a_client_marked_bulk_is_bulk_in_every_topic(
         assert await code_of(other, "soon") is NONE
         other.close()
         assert bulk_commits(agent) == before
+
+
+async def a_transactional_producer(wire: Wire, name: str) -> tuple[int, int]:
+    """Returns producer id and epoch."""
+    values = {"transactional_id": name, "transaction_timeout": timedelta(seconds=60)}
+    answer = await wire.ask(request(22, 4, producer_id=-1, producer_epoch=-1, **values))
+    assert ErrorCode(answer.error_code) is NONE
+    return answer.producer_id, answer.producer_epoch
+
+
+def transactional(topic: str, name: str, producer: tuple[int, int], sequence: int = 0) -> Any:
+    plain = a_batch(b"v", producer=(*producer, sequence))
+    batch = with_crc(plain[:21] + b"\x00\x10" + plain[23:])
+    return a_produce(topic, {0: batch}, version=11, transactional_id=name, timeout_s=90)
+
+
+async def add_partitions(wire: Wire, name: str, producer: tuple[int, int], *topics: str) -> None:
+    producer_id, epoch = producer
+    given = {
+        "transactional_id": name,
+        "producer_id": producer_id,
+        "producer_epoch": epoch,
+        "topics": [{"name": topic, "partitions": (0,)} for topic in topics],
+    }
+    added = await wire.ask(request(24, 3, **{f"v3_and_below_{key}": of for key, of in given.items()}))
+    codes = {one.results_by_partition[0].partition_error_code for one in added.results_by_topic_v3_and_below}
+    assert codes == {NONE}
+
+
+async def end(wire: Wire, name: str, producer: tuple[int, int], *, committed: bool = True) -> ErrorCode:
+    producer_id, epoch = producer
+    values = {"transactional_id": name, "producer_id": producer_id, "producer_epoch": epoch}
+    return ErrorCode((await wire.ask(request(26, 3, committed=committed, **values))).error_code)
+
+
+async def end_offset(wire: Wire, topic: str, *, is_committed: bool) -> int:
+    partition = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": -1}
+    asked = request(
+        2,
+        7,
+        replica_id=-1,
+        isolation_level=int(is_committed),
+        topics=[{"name": topic, "partitions": [partition]}],
+    )
+    return (await wire.ask(asked)).topics[0].partitions[0].offset  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("committed", [True, False], ids=["commit", "abort"])
+async def test_a_transaction_over_both_lanes_ends_while_bulk_is_full(
+    database_url: str, store_url: str, store_settings: StoreSettings, committed: bool
+) -> None:
+    async with an_agent(database_url, store_url, store_settings) as (agent, wire, link):
+        quick, slow = [await Wire.connect(agent.app.kafka_port) for _ in range(2)]
+        producer = await a_transactional_producer(wire, "both")
+        await add_partitions(wire, "both", producer, "soon", "many")
+        link.stall(100_000)
+        bulk = asyncio.create_task(flood(agent.app.kafka_port, 8, 10, LARGE))
+        await until(lambda: agent.metric("tidelog_request_memory_waits_total") >= 8)
+
+        [soon] = partitions_of(await quick.ask(transactional("soon", "both", producer)))
+        late = await slow.send(transactional("many", "both", producer))
+        code = await end(wire, "both", producer, committed=committed)
+        again = await end(wire, "both", producer, committed=committed)
+
+        assert (soon.error_code, code, again) == (NONE, NONE, NONE)
+        assert not bulk.done(), "it did not wait for bulk"
+        assert await end_offset(wire, "soon", is_committed=True) == 3, "the batch before, this one, a marker"
+        link.stall(None)
+        [of_many] = partitions_of(await slow.receive(late))
+        assert of_many.error_code is not NONE, "its transaction has ended: it must join none"
+        assert {answer.error_code for answer in await bulk} == {NONE}
+        for topic in ("soon", "many"):
+            ends = [await end_offset(wire, topic, is_committed=one) for one in (True, False)]
+            assert ends[0] == ends[1], "no transaction stays open"
+        for one in (quick, slow):
+            one.close()
+
+
+async def test_a_transaction_whose_bulk_batches_wait_ends_with_all_of_them(
+    database_url: str, store_url: str, store_settings: StoreSettings
+) -> None:
+    """As clients do it: they end a transaction once all its batches are acknowledged."""
+    async with an_agent(database_url, store_url, store_settings) as (agent, wire, link):
+        quick, slow = [await Wire.connect(agent.app.kafka_port) for _ in range(2)]
+        producer = await a_transactional_producer(wire, "both")
+        await add_partitions(wire, "both", producer, "soon", "many")
+        link.stall(100_000)
+        bulk = asyncio.create_task(flood(agent.app.kafka_port, 8, 10, LARGE))
+        await until(lambda: agent.metric("tidelog_request_memory_waits_total") >= 8)
+        late = await slow.send(transactional("many", "both", producer))
+        [soon] = partitions_of(await quick.ask(transactional("soon", "both", producer)))
+        before = await end_offset(wire, "soon", is_committed=True)
+        link.stall(None)
+
+        [of_many] = partitions_of(await slow.receive(late))
+        code = await end(wire, "both", producer)
+
+        assert (soon.error_code, of_many.error_code, code) == (NONE, NONE, NONE)
+        assert before == 1, "it waited for the end of its transaction"
+        await bulk
+        for topic in ("soon", "many"):
+            ends = [await end_offset(wire, topic, is_committed=one) for one in (True, False)]
+            assert ends[0] == ends[1]
+        for one in (quick, slow):
+            one.close()
+
+
+async def test_an_agent_with_bulk_full_and_the_store_away_stops(
+    database_url: str, store_url: str, store_settings: StoreSettings
+) -> None:
+    async with an_agent(database_url, store_url, store_settings, drain_timeout_s=1) as (agent, _, link):
+        link.stall(0)
+        bulk = asyncio.create_task(flood(agent.app.kafka_port, 8, 10, LARGE))
+        await until(lambda: agent.metric("tidelog_request_memory_waits_total") >= 8)
+        waiting = [
+            asyncio.create_task(code_of(await Wire.connect(agent.app.kafka_port), "plain", timeout_s=90))
+        ]
+
+        await agent.stop()
+
+        results = await asyncio.gather(bulk, *waiting, return_exceptions=True)
+        assert all(isinstance(one, asyncio.IncompleteReadError | ConnectionError) for one in results), (
+            "nothing is acknowledged that is not written"
+        )

@@ -49,6 +49,7 @@ def test_every_request_taken_before_the_drain_is_answered(new_stack: Callable[..
     """
     slow = {
         "TIDELOG_LINGER_MS": "100000",
+        "TIDELOG_INTERACTIVE_WAIT_S": "101",
         "TIDELOG_PUT_BUDGET_BURST": "1",
         "TIDELOG_PUT_BUDGET_PER_S": "0.001",
     }

@@ -15,6 +15,7 @@ from compactor.diagnosis import Fault
 from compactor.doctor import DoctorSettings, examine
 from compactor.garbage_jobs import KeyCopiesJob
 from sequencer.client import Sequencer
+from sequencer.journal.recovery import RecoverySession
 from sequencer.topics.topic_key_cache import new_version
 from sequencer.topics.topics import Topic
 from storage.encryption.key_objects import KeyObjects, WrappedKey
@@ -329,3 +330,60 @@ async def test_the_doctor_names_copies_that_are_missing_damaged_or_nobodys_and_a
     await rewrap_all(keys, objects, wrapping)
     await objects.delete([(topic.topic_id, KeyId(77))])
     assert await is_healthy(place)
+
+
+async def recovered(place: Place, monkeypatch: pytest.MonkeyPatch, most: int | None = None) -> int:
+    """Recovers, and is killed after `most` statements. Returns how many there were."""
+    made = 0
+    execute = RecoverySession.execute
+
+    async def counted(session: RecoverySession, statement: Any, **parameters: Any) -> Any:
+        nonlocal made
+        if made == most:
+            raise KeyboardInterrupt
+        made += 1
+        return await execute(session, statement, **parameters)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecoverySession, "execute", counted)
+        if most is None:
+            await place.recover()
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                await place.recover()
+    return made
+
+
+@pytest.mark.parametrize("part", [0.1, 0.3, 0.5, 0.7, 0.9, 0.99])
+async def test_a_recovery_that_was_killed_on_its_way_loses_no_key(
+    place: Place,
+    key_file: Path,
+    wrapping: KeyWrapping,
+    objects: KeyObjects,
+    monkeypatch: pytest.MonkeyPatch,
+    part: float,
+) -> None:
+    """`part`: of the statements that a recovery makes."""
+    async with an_agent(place, key_file) as wire:
+        made = await create(wire, "secrets", configs=ENCRYPTED, num_partitions=1)
+        for number in (1, 2):
+            assert (await produced(wire, "secrets", {0: a_batch(b"record-%d" % number)}))[0].value == 0
+            await journal(place, checkpoint=number == 1)
+            await new_version(
+                place.sequencer.topic_keys, objects, wrapping, TopicId(made.topic_id), number + 1
+            )
+        assert (await produced(wire, "secrets", {0: a_batch(b"record-3")}))[0].value == 0
+        before = await rows(place.sequencer)
+    destroy(place)
+    statements = await recovered(place, monkeypatch)
+
+    destroy(place)
+    await recovered(place, monkeypatch, int(statements * part))
+    report = await place.recover()
+
+    assert (report.is_lossless, report.key_faults) == (True, [])
+    assert await rows(place.sequencer) == before
+    assert await listed(objects) == set(before)
+    async with an_agent(place, key_file) as wire:
+        found = await records(wire, made, 3)
+        assert all(b"record-%d" % number in found for number in (1, 2, 3))

@@ -115,6 +115,9 @@ def limits(
     ] = None,
     users: Annotated[int | None, typer.Option(help="The most users with passwords. -1: 10,000.")] = None,
     acls: Annotated[int | None, typer.Option(help="The most ACLs. -1: 10,000.")] = None,
+    groups: Annotated[
+        int | None, typer.Option(help="The most consumer groups, and groups with configs. -1: 10,000.")
+    ] = None,
     quotas: Annotated[
         int | None, typer.Option(help="The most users and client ids with quotas. -1: 100.")
     ] = None,
@@ -146,6 +149,7 @@ def limits(
         "retention_bytes": retention_bytes,
         "users": users,
         "acls": acls,
+        "groups": groups,
         "quotas": quotas,
         "produce_bytes_rate": produce_bytes_rate,
         "fetch_bytes_rate": fetch_bytes_rate,

@@ -130,6 +130,11 @@ def _faults(settings: AllSettings) -> Iterator[str]:
             f"({agent.max_produce_timeout_s:g}) in milliseconds: requests would time out before they are "
             "written"
         )
+    if agent.linger_ms / 1000 >= agent.interactive_wait_s:
+        yield (
+            f"TIDELOG_INTERACTIVE_WAIT_S ({agent.interactive_wait_s:g}) must be more than TIDELOG_LINGER_MS "
+            f"({agent.linger_ms:g}) in seconds: interactive requests would fail before they are written"
+        )
     if settings.ring.max_page_bytes < agent.segment_size_bytes:
         yield (
             f"TIDELOG_MAX_PAGE_BYTES ({settings.ring.max_page_bytes}) must be at least "

@@ -26,6 +26,7 @@ from agent.groups.consumer.known_topics import look_at
 from agent.groups.coordinator.running_group import MachineMaker, RunningGroup, SharedByGroups
 from agent.groups.events import Answer, GroupFault, Request, Token, TopicsWanted
 from agent.groups.settings import GroupSettings
+from agent.groups.streams.topology import InternalTopic
 from agent.metrics import Metrics
 from agent.tenants.local_topics import topics_of_tenant
 from agent.topic_directory import TopicDirectory
@@ -33,6 +34,7 @@ from cache_ring.ring.membership import Membership
 from cache_ring.ring.ring import Ring
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.groups.groups import DeleteOutcome, Groups, can_be_id
+from sequencer.tenants.tenant_limits import TenantLimitReached
 
 log = logging.getLogger("tidelog")
 
@@ -61,6 +63,7 @@ class Coordinator:
         clock: Callable[[], float],
         acls: Callable[[], object] | None = None,
         is_tenant: Callable[[str], bool] = lambda _: False,
+        created_for: Callable[[str, InternalTopic], None] = lambda _group, _topic: None,
     ) -> None:
         self._groups = groups
         self._topics = topics
@@ -72,7 +75,8 @@ class Coordinator:
         self._acls = acls
         self._shared = SharedByGroups(
             groups=groups, topics=topics, settings=settings, metrics=metrics, clock=clock,
-            may_serve=self._may_serve, has_authorizer=acls is not None, is_tenant=is_tenant
+            may_serve=self._may_serve, has_authorizer=acls is not None, is_tenant=is_tenant,
+            created_for=created_for,
         )  # fmt: skip
         self._loaded: OrderedDict[str, RunningGroup] = OrderedDict()
         self._loading: dict[str, tuple[bool, asyncio.Task[RunningGroup | GroupFault]]] = {}
@@ -251,7 +255,10 @@ class Coordinator:
         self_, sent_s, changes = self._membership.self_, self._clock(), self._changes
         if self_ is None:
             return GroupFault.NOT_COORDINATOR
-        claimed = await self._groups.claim(group_id, self_.node_id, create=create)
+        try:
+            claimed = await self._groups.claim(group_id, self_.node_id, create=create)
+        except TenantLimitReached:
+            return GroupFault.TOO_MANY_GROUPS
         if self._changes != changes:
             return GroupFault.COORDINATOR_UNAVAILABLE
         if claimed is None:

@@ -17,6 +17,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, TypeAlias
 
 from agent.groups.consumer.known_topics import look_at
@@ -130,6 +131,8 @@ class SharedByGroups:
     may_serve: Callable[[], GroupFault | None]
     has_authorizer: bool
     is_tenant: Callable[[str], bool]
+    created_for: Callable[[str, InternalTopic], None]
+    """Hears of each topic that a group, named first, has created."""
 
 
 class RunningGroup:
@@ -405,7 +408,12 @@ class RunningGroup:
             if may_create is not None and not may_create(topic.name)
         }
         allowed = [topic for topic in missing if topic.name not in forbidden]
-        refused = await create_topics(self._topics(), allowed, group_id=self.group_id)
+        refused = await create_topics(
+            self._topics(),
+            allowed,
+            group_id=self.group_id,
+            created_one=partial(self._shared.created_for, self.group_id),
+        )
         refused = {**refused, **forbidden}
         answered += await self._handle(TopicsCreated(refused=refused), self._now_ms())
         return True

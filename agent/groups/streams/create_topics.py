@@ -1,7 +1,7 @@
 """Creates the internal topics that a streams group misses (KIP-1071)."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from agent.groups.streams.topic_plan import listed
 from agent.groups.streams.topology import InternalTopic
@@ -14,16 +14,21 @@ log = logging.getLogger("tidelog")
 
 
 async def create_topics(
-    directory: GroupTopics, topics: Iterable[InternalTopic], *, group_id: str
+    directory: GroupTopics,
+    topics: Iterable[InternalTopic],
+    *,
+    group_id: str,
+    created_one: Callable[[InternalTopic], None],
 ) -> Mapping[str, str]:
     """Returns why topics could not be created, by their names. A topic that exists by now is no failure.
-    Raises SequencerUnavailable, CommitOutcomeUnknown.
+    `created_one` hears of each that was created. Raises SequencerUnavailable, CommitOutcomeUnknown.
     """
     created: list[str] = []
     refused: dict[str, str] = {}
     for topic in topics:
         try:
             await directory.create(topic.name, topic.partition_count, topic.config)
+            created_one(topic)
             created.append(f"{topic.name} ({topic.partition_count})")
         except TopicExists:
             continue

@@ -152,7 +152,9 @@ def _checked(
 async def _check_limits(
     resource: NamedResource, change: ConfigChange, context: RequestContext[UsesConfigs]
 ) -> None:
-    """Raises one of ADMINISTRATION_ERRORS if a limit of the topic's tenant refuses the change."""
+    """Raises one of ADMINISTRATION_ERRORS if a limit of the tenant refuses the change."""
+    if resource.resource_type == GROUP_RESOURCE and change.set:
+        await context.parts.sequencer.group_configs.check_limit(resource.resource_name)
     if resource.resource_type == TOPIC_RESOURCE:
         topics = context.parts.topics
         found = await topics.by_name([resource.resource_name])

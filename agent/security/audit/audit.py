@@ -5,6 +5,7 @@ Promises:
 - Each kind of event has a bound per second, and what waits for the topic has one in bytes. Beyond that events
   are lost, and counted: in `tidelog_audit_events_lost_total`, and in an event `events lost` within a second
   or as soon as there is room.
+- Refusals also have a bound per host, so one host does not use up the bound of others.
 - Nothing is asked of a request that is allowed, unless the log has debug lines.
 """
 
@@ -20,7 +21,7 @@ from typing import Final, NamedTuple
 from agent.metrics import Metrics
 from agent.security.audit.events import Asker, AuditEvent, Event, Resource, events_of_change
 from agent.security.audit.settings import AuditSettings
-from agent.security.line_limit import LineLimit
+from agent.security.line_limit import FairLineLimit, LineLimit
 
 log = logging.getLogger("tidelog")
 trail = logging.getLogger("tidelog.audit")
@@ -101,10 +102,11 @@ class Audit:
         self._has_log = settings.audit_log
         self.buffer = TopicBuffer(settings.audit_buffer_bytes) if settings.audit_topic else None
         self._limits = {
-            event: LineLimit(
-                settings.audit_refusals_per_s if event in _REFUSALS else settings.audit_events_per_s, clock
-            )
-            for event in Event
+            event: LineLimit(settings.audit_events_per_s, clock) for event in Event if event not in _REFUSALS
+        }
+        self._refusals = {
+            event: FairLineLimit(settings.audit_refusals_per_s, settings.audit_refusals_of_host_per_s, clock)
+            for event in _REFUSALS
         }
         self.is_on = settings.audit_log or settings.audit_topic
         self.names_allowed = settings.audit_log and trail.isEnabledFor(logging.DEBUG)
@@ -118,7 +120,7 @@ class Audit:
     # --- events
 
     def logged_in(self, asker: Asker, mechanism: str, *, is_again: bool = False) -> None:
-        if self._takes(Event.LOGIN):
+        if self._takes(Event.LOGIN, asker):
             reason = "the session is renewed" if is_again else ""
             self._write(
                 AuditEvent(
@@ -128,7 +130,7 @@ class Audit:
 
     def login_failed(self, asker: Asker, mechanism: str, reason: str) -> None:
         """The asker's principal is who the client said it is."""
-        if self._takes(Event.LOGIN_FAILED):
+        if self._takes(Event.LOGIN_FAILED, asker):
             self._write(
                 AuditEvent(
                     event=Event.LOGIN_FAILED,
@@ -143,7 +145,7 @@ class Audit:
         self, asker: Asker, request: str, operation: str, resource: Resource, *, is_allowed: bool = False
     ) -> None:
         event = Event.ALLOWED if is_allowed else Event.DENIED
-        if self._takes(event):
+        if self._takes(event, asker):
             outcome = "success" if is_allowed else "failure"
             self._write(
                 AuditEvent(
@@ -169,7 +171,7 @@ class Audit:
         if not self.is_on:
             return
         for event in events_of_change(asker, request, resources, reason, of_offsets=of_offsets):
-            if self._takes(event.event):
+            if self._takes(event.event, asker):
                 self._write(event)
 
     # --- what was lost
@@ -193,10 +195,12 @@ class Audit:
     def _lost(lost: Counter[str]) -> AuditEvent:
         return AuditEvent(event=Event.LOST, outcome="success", lost=dict(lost))
 
-    def _takes(self, event: Event) -> bool:
+    def _takes(self, event: Event, asker: Asker) -> bool:
         if not self.is_on:
             return False
-        if self._limits[event].take() is not None:
+        refusals = self._refusals.get(event)
+        taken = self._limits[event].take() if refusals is None else refusals.take(asker.budget)
+        if taken is not None:
             return True
         self._metrics.audit_events_lost.labels(event.value, "rate").inc()
         if self._has_log:

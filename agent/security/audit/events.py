@@ -61,6 +61,13 @@ class Asker:
     listener: str = ""
     """The Kafka listener's name, `HTTP`, or `command`."""
     client_id: str = ""
+    host: str = ""
+    """Without a port. Empty: that of the address."""
+
+    @property
+    def budget(self) -> str:
+        """Returns whose part of a bound its events take."""
+        return self.host or self.address.rpartition(":")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,5 +18,7 @@ class AuditSettings(Settings):
     """The same for each kind that clients without any right can cause: failed logins, refusals, and refused
     changes.
     """
+    audit_refusals_of_host_per_s: float = Field(default=5.0, gt=0)
+    """The same for each host that causes them, so that one host does not hide what others do."""
     audit_buffer_bytes: int = Field(default=4_194_304, ge=65_536)
     """The most bytes of events that wait for the topic. Further events are counted and do not get there."""

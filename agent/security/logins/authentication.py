@@ -128,13 +128,13 @@ class Authentication:
         self._http_logins.move_to_end(key)
         if len(self._http_logins) > _MOST_HTTP_LOGINS:
             self._http_logins.popitem(last=False)
-        asker = Asker(principal=str(Principal(user)), address=host, listener=_HTTP)
+        asker = Asker(principal=str(Principal(user)), address=host, host=host, listener=_HTTP)
         self._audit.logged_in(asker, _HTTP)
 
     def note_http_failure(self, host: str, refused: SaslRefused) -> float:
         """As `note_failure`, for a request of the HTTP side."""
         self._metrics.logins.labels(_HTTP, "failed").inc()
-        asker = Asker(principal=_claimed(refused), address=host, listener=_HTTP)
+        asker = Asker(principal=_claimed(refused), address=host, host=host, listener=_HTTP)
         self._audit.login_failed(asker, _HTTP, str(refused))
         return self._failures.delay_s(host, self._clock())
 

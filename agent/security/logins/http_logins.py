@@ -84,7 +84,8 @@ class HttpLogins:
 
     async def rights(self, authorization: bytes, host: str) -> Rights:
         """Returns the rights of the user that the header `Authorization` proves."""
-        proven = await self._guarded(self._proven(authorization, host), host, _named(authorization))
+        user, login = self._login_of(authorization, host)
+        proven = await self._guarded(login, host, user)
         return self._authorizer.rights(Principal(proven.user), host)
 
     async def exchange(self, user: bytes, password: bytes, host: str) -> tuple[str, int]:
@@ -166,22 +167,30 @@ class HttpLogins:
             if not self._of_user[host, user]:
                 del self._of_user[host, user]
 
-    async def _proven(self, authorization: bytes, host: str) -> Proven:
-        if len(authorization) > _LONGEST_HEADER:
-            raise SaslRefused(f"the header Authorization has more than {_LONGEST_HEADER} bytes")
+    def _login_of(self, authorization: bytes, host: str) -> tuple[bytes | None, Coroutine[Any, Any, Proven]]:
+        """Returns whose password the header has, None if it has a token, and the login."""
         scheme, _, proof = authorization.partition(b" ")
-        proof = proof.strip()
-        if scheme.lower() == b"basic":
+        scheme, proof = scheme.lower(), proof.strip()
+        user = None if scheme == b"bearer" else _NO_NAME
+        if len(authorization) > _LONGEST_HEADER:
+            return user, _refused(f"the header Authorization has more than {_LONGEST_HEADER} bytes")
+        if scheme == b"bearer":
+            return user, self._by_token(proof, host)
+        if scheme != b"basic":
+            return user, _refused("the header Authorization is neither Basic nor Bearer")
+        try:
             user, password = basic_parts(proof)
-            return await self._by_password(b"\0".join((b"", user, password)), host)
-        if scheme.lower() != b"bearer":
-            raise SaslRefused("the header Authorization is neither Basic nor Bearer")
-        if proof.startswith(_PREFIX):
-            return await self._by_own_token(proof)
+        except SaslRefused as refused:
+            return user, _refused(str(refused))
+        return user, self._by_password(b"\0".join((b"", user, password)), host)
+
+    async def _by_token(self, token: bytes, host: str) -> Proven:
+        if token.startswith(_PREFIX):
+            return await self._by_own_token(token)
         if OAUTHBEARER not in self._authentication.settings.mechanisms:
             raise SaslRefused("no identity provider is set")
         found = await self._authentication.login(OAUTHBEARER, host).step(
-            b"n,,\x01auth=Bearer " + proof + b"\x01\x01"
+            b"n,,\x01auth=Bearer " + token + b"\x01\x01"
         )
         if isinstance(found, Challenge):
             raise SaslRefused("the token is refused")
@@ -231,17 +240,8 @@ class HttpLogins:
         return await self._authentication.known.of(user)
 
 
-def _named(authorization: bytes) -> bytes | None:
-    """Returns the user of a header with a password, None for a token."""
-    scheme, _, proof = authorization.partition(b" ")
-    if scheme.lower() == b"bearer":
-        return None
-    if scheme.lower() != b"basic" or len(authorization) > _LONGEST_HEADER:
-        return _NO_NAME
-    try:
-        return basic_parts(proof.strip())[0]
-    except SaslRefused:
-        return _NO_NAME
+async def _refused(why: str) -> Proven:
+    raise SaslRefused(why)
 
 
 def basic_parts(proof: bytes, *, form_encoded: bool = False) -> tuple[bytes, bytes]:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from agent.metrics import Metrics
-from agent.security.line_limit import STRANGERS_LINES_PER_S, LineLimit
+from agent.security.line_limit import STRANGERS_LINES_OF_HOST_PER_S, STRANGERS_LINES_PER_S, FairLineLimit
 from agent.security.listener_settings import ListenerSettings
 from agent.security.tls.contexts import KeptContext
 from agent.security.tls.failure import HandshakeFailed
@@ -35,7 +35,7 @@ class TlsAcceptor:
         self._settings = settings
         self._metrics = metrics
         self._received = receive_buffer()
-        self._lines = LineLimit(STRANGERS_LINES_PER_S, time.monotonic)
+        self._lines = FairLineLimit(STRANGERS_LINES_PER_S, STRANGERS_LINES_OF_HOST_PER_S, time.monotonic)
         self._under_way: dict[TlsTransport, tuple[str, asyncio.TimerHandle]] = {}
         """Host and timer, oldest first."""
         self._of_host: Counter[str] = Counter()
@@ -75,7 +75,7 @@ class TlsAcceptor:
     def failed(self, connection: TlsTransport, failure: HandshakeFailed) -> None:
         host = self._forget(connection)
         self._metrics.tls_handshakes.labels(self._use, failure.reason).inc()
-        left_out = self._lines.take()
+        left_out = self._lines.take(host)
         if left_out is not None:
             fields = {"use": self._use, "reason": failure.reason, "detail": str(failure), "peer": host}
             log.warning("TLS handshake failed", extra={**fields, "left_out_before": left_out})

@@ -94,7 +94,7 @@ def _filled(context: ssl.SSLContext, files: TlsFiles, least_version: str) -> ssl
     try:
         context.load_cert_chain(files.certificate, files.key, lambda: password)
     except (OSError, ValueError) as error:
-        raise UnusableFiles(f"{files.certificate} and {files.key}: {_said(error)}") from None
+        raise UnusableFiles(f"{files.certificate} and {files.key}: {_why(files, error)}") from None
     if files.ca is not None:
         try:
             context.load_verify_locations(files.ca)
@@ -184,6 +184,15 @@ def _read(path: str) -> bytes:
 
 def _digest(contents: Sequence[bytes]) -> bytes:
     return hashlib.sha256(b"\0".join(hashlib.sha256(content).digest() for content in contents)).digest()
+
+
+def _why(files: TlsFiles, error: OSError | ValueError) -> str:
+    """Says more than OpenSSL, which reports a wrong password and a file without a key alike."""
+    if isinstance(error, ssl.SSLError) and not error.reason:
+        if b"ENCRYPTED" in _read(files.key):
+            return "the key's password (TIDELOG_TLS_KEY_PASSWORD) is wrong, or not set"
+        return "one of them is no PEM file of its kind"
+    return _said(error)
 
 
 def _said(error: OSError | ValueError) -> str:

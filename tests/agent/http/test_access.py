@@ -339,3 +339,13 @@ async def test_a_token_is_not_renewed_for_longer_than_a_login_lasts(
     monkeypatch.setattr("agent.security.logins.http_logins._LONGEST_RENEWED_S", 0)
 
     assert (await client.post("/iceberg/v1/oauth/tokens", data=form)).status_code == 401
+
+
+async def test_a_large_form_of_a_stranger_is_refused_before_it_is_read(client: httpx.AsyncClient) -> None:
+    form = b"grant_type=client_credentials&client_id=ann&client_secret=secret&scope=" + b"%41" * 100_000
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+
+    answer = await client.post("/iceberg/v1/oauth/tokens", content=form, headers=headers)
+
+    assert answer.status_code == 400
+    assert "more than 32768 bytes" in answer.json()["error_description"]

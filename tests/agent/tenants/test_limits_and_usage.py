@@ -5,16 +5,21 @@ from collections.abc import Awaitable
 from uuid import uuid4
 
 import pytest
+from kio.schema.errors import ErrorCode
 
+from agent.security.sasl.settings import SaslSettings
 from agent.tenants.settings import TenantSettings
 from sequencer.security.acl import Acl, AclFilter, Operation, PatternType, Permission, ResourceType
 from sequencer.security.credentials import CredentialKey, ScramMechanism
 from sequencer.tenants.tenant_limits import TenantLimitReached, TenantLimits
 from sequencer.tenants.tenants import TenantExists, TenantNotEmpty, UnknownTenant, Used
 from sequencer.topics.topic_config import TopicConfig
-from tests.agent.running import until_answered
+from storage.identifiers import NodeId
+from tests.agent.kafka.apis.administrative_requests import create
+from tests.agent.read_path.wire import request
+from tests.agent.running import running, until_answered
 from tests.agent.security.logins.users import add_user, keys_for, produced, remove_user
-from tests.agent.tenants.two_tenants import login_of, opened, tenants_agent
+from tests.agent.tenants.two_tenants import connected, login_of, make_tenants, opened, tenants_agent
 
 pytestmark = pytest.mark.asyncio
 
@@ -133,6 +138,71 @@ async def test_a_tenant_with_all_its_users_and_acls_takes_none_from_others(datab
         await users.alter([(a_key("acme~ben"), KEYS)])
         await acls.remove([AclFilter(within="acme~")], 10)
         await acls.add([an_acl("acme~" + "b" * 1_000)], 5)
+
+
+async def test_a_tenant_with_all_its_groups_makes_no_more_and_takes_none_from_others(
+    database_url: str,
+) -> None:
+    async with opened(database_url) as sequencer:
+        for name in ("acme", "acme2", "acm"):
+            await sequencer.tenants.create(name, [], TenantLimits(groups=2))
+        groups, configs, agent = sequencer.groups, sequencer.group_configs, NodeId(1)
+        config = {"consumer.session.timeout.ms": "45000"}
+        for name in ("acme~a", "acme~b"):
+            assert await groups.claim(name, agent, create=True) is not None
+            await configs.alter(name, config)
+
+        with pytest.raises(TenantLimitReached):
+            await groups.claim("acme~c", agent, create=True)
+        with pytest.raises(TenantLimitReached):
+            await configs.alter("acme~c", config)
+
+        assert await groups.claim("acme~c", agent, create=False) is None
+        first = await groups.claim("acme~a", agent, create=True)  # it is there
+        await configs.alter("acme~a", {}, list(config))
+        with pytest.raises(TenantLimitReached):
+            await configs.alter("acme~c", config)  # the row of the other one stays
+        await configs.alter("acme~a", config)
+        await configs.alter("acme~c", {}, list(config))  # leaves no row
+        for name in ("acme2~c", "acm~c", "c", "acme-c", "acme\x7fc"):
+            assert await groups.claim(name, agent, create=True) is not None
+            await configs.alter(name, config)
+        assert first is not None
+        await groups.delete("acme~a", first.coordinator_epoch)
+        assert await groups.claim("acme~c", agent, create=True) is not None
+        await sequencer.tenants.change("acme", admins=None, limits=TenantLimits(groups=3))
+        await configs.alter("acme~c", config)
+        assert await groups.claim("acme~d", agent, create=True) is not None
+
+
+async def test_clients_of_a_tenant_with_all_its_groups_are_refused(database_url: str) -> None:
+    await make_tenants(database_url, "acme", limits=TenantLimits(groups=1))
+    async with running(database_url, sasl_settings=SaslSettings(sasl_mechanisms="PLAIN")) as agent:
+        wire = await connected(agent.app.kafka_port, "acme")
+        await create(wire, "orders")
+
+        async def code(group_id: str) -> ErrorCode:
+            offset = {"partition_index": 0, "committed_offset": 1, "committed_leader_epoch": -1}
+            topics = [{"name": "orders", "partitions": [{**offset, "committed_metadata": ""}]}]
+            of_no_member = {"generation_id_or_member_epoch": -1, "member_id": "", "group_instance_id": None}
+            asked = request(8, 8, group_id=group_id, topics=topics, **of_no_member)
+            return ErrorCode((await wire.ask(asked)).topics[0].partitions[0].error_code)
+
+        async def config_code(group_id: str, *, validate_only: bool = False) -> ErrorCode:
+            setting = {"name": "consumer.session.timeout.ms", "config_operation": 0, "value": "50000"}
+            changed = {"resource_type": 32, "resource_name": group_id, "configs": [setting]}
+            asked = request(44, 1, resources=[changed], validate_only=validate_only)
+            return ErrorCode((await wire.ask(asked)).responses[0].error_code)
+
+        refused = ErrorCode.policy_violation
+        assert [await code(name) for name in ("a", "b", "a")] == [ErrorCode.none, refused, ErrorCode.none]
+        assert [await config_code(name) for name in ("x", "y", "x")] == [
+            ErrorCode.none,
+            refused,
+            ErrorCode.none,
+        ]
+        assert await config_code("y", validate_only=True) is refused
+        wire.close()
 
 
 def a_key(user: str, mechanism: ScramMechanism = ScramMechanism.SHA_256) -> CredentialKey:

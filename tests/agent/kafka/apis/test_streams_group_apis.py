@@ -12,6 +12,7 @@ from kio.schema.streams_group_heartbeat.v0 import request as schema
 from kio.static.primitive import i16
 
 from agent.groups.settings import GroupSettings
+from tests.agent.auditing import events_of
 from tests.agent.kafka.apis.administrative_requests import alter, create
 from tests.agent.kafka.apis.administrative_requests import describe as describe_configs
 from tests.agent.kafka.apis.groups_by_hand import a_join, commit, consume, delete, describe, fetch, offsets
@@ -224,6 +225,18 @@ async def test_a_request_that_cannot_be_is_refused_with_a_reason(
     assert answer.error_code is code
     assert says in answer.error_message
     assert (await describe_streams(wire, "refused")).error_code is ErrorCode.group_id_not_found
+
+
+async def test_topics_created_for_a_group_are_audited(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    await a_group(wire, "audited")
+
+    made = [event for event in events_of(caplog, "change") if event["request"] == "StreamsGroupHeartbeat"]
+
+    assert {event["reason"] for event in made} == {"created for streams group audited"}
+    resources = [one for event in made for one in event["resources"]]
+    assert {one["name"] for one in resources} == {"audited-counts", "audited-words"}
+    assert {one["change"]["partitions"] for one in resources} == {"2"}
 
 
 async def test_a_topic_that_cannot_be_created_is_named_with_the_reason(

@@ -20,6 +20,7 @@ from agent.security.audit.events import (
     events_of_change,
 )
 from agent.security.audit.settings import AuditSettings
+from agent.security.line_limit import FairLineLimit
 
 ANY_TEXT = st.text(st.characters(), max_size=2_000)
 
@@ -86,7 +87,12 @@ def test_no_number_or_size_of_refused_resources_hides_a_change() -> None:
 
 
 def test_refusals_and_logins_that_fill_the_buffer_leave_room_for_changes() -> None:
-    settings = AuditSettings(audit_topic=True, audit_buffer_bytes=65_536, audit_refusals_per_s=1_000)
+    settings = AuditSettings(
+        audit_topic=True,
+        audit_buffer_bytes=65_536,
+        audit_refusals_per_s=1_000,
+        audit_refusals_of_host_per_s=1_000,
+    )
     audit = Audit(settings, Metrics(), lambda: 0.0)
 
     for number in range(500):
@@ -157,9 +163,10 @@ def test_refusals_have_their_own_bound_and_take_no_room_from_changes() -> None:
     audit = Audit(AuditSettings(audit_log=False, audit_topic=True), Metrics(), lambda: 0.0)
     denied = Resource(type="TOPIC", name="orders", outcome="DENIED")
 
-    for _ in range(500):
-        audit.decided(Asker(), "Produce", "WRITE", denied)
-        audit.changed(Asker(), "CreateTopics", [a_topic(outcome="INVALID_CONFIG")])
+    for number in range(500):
+        asker = Asker(address=f"10.0.0.{number % 10}:1")
+        audit.decided(asker, "Produce", "WRITE", denied)
+        audit.changed(asker, "CreateTopics", [a_topic(outcome="INVALID_CONFIG")])
     audit.changed(Asker(), "CreateTopics", [a_topic()])
     audit.report_lost()
 
@@ -191,3 +198,56 @@ def test_an_agent_without_log_and_topic_makes_no_events() -> None:
     audit.changed(Asker(), "CreateTopics", [a_topic()])
 
     assert not next(iter(metrics.audit_events.collect())).samples
+
+
+def kinds_from(audit: Audit, host: str) -> list[str]:
+    return [line["event"] for line in lines_of(audit) if line["address"].startswith(host)]
+
+
+def test_one_host_does_not_use_up_the_bound_of_others_and_all_together_have_one() -> None:
+    metrics = Metrics()
+    settings = AuditSettings(
+        audit_topic=True, audit_refusals_per_s=20.0, audit_refusals_of_host_per_s=5.0, audit_log=False
+    )
+    audit = Audit(settings, metrics, lambda: 0.0)
+    denied = Resource(type="TOPIC", name="private", outcome="DENIED")
+
+    for port in range(1_000):
+        audit.decided(Asker(address=f"10.0.0.1:{port}"), "Produce", "WRITE", denied)
+        audit.login_failed(Asker(address="10.0.0.1", host="10.0.0.1"), "HTTP", "wrong")
+    audit.decided(Asker(address="10.0.0.2:1"), "Produce", "WRITE", denied)
+    audit.login_failed(Asker(address="::2", host="::2", listener="HTTP"), "HTTP", "wrong")
+
+    assert kinds_from(audit, "10.0.0.1") == ["access denied", "login failed"] * 5
+    assert kinds_from(audit, "10.0.0.2") == ["access denied"]
+    assert kinds_from(audit, "::2") == ["login failed"]
+
+    for number in range(50):
+        audit.decided(Asker(address=f"10.1.0.{number}:1"), "Produce", "WRITE", denied)
+
+    assert len(kinds_from(audit, "10.1.0.")) == 20 - 6
+    lost = metrics.registry.get_sample_value(
+        "tidelog_audit_events_lost_total", {"event": "access denied", "because": "rate"}
+    )
+    assert lost == 995 + 50 - 14
+
+
+def test_a_host_that_is_silent_gets_its_part_again() -> None:
+    times_s = [0.0]
+    settings = AuditSettings(audit_topic=True, audit_refusals_of_host_per_s=1.0, audit_log=False)
+    audit = Audit(settings, Metrics(), lambda: times_s[-1])
+
+    for now_s in (0.0, 0.1, 0.2, 1.3):
+        times_s.append(now_s)
+        audit.login_failed(Asker(address="10.0.0.1:1"), "PLAIN", "wrong")
+
+    assert kinds_from(audit, "10.0.0.1") == ["login failed"] * 2
+
+
+def test_the_hosts_that_are_remembered_are_bounded() -> None:
+    limit = FairLineLimit(1e9, 1.0, lambda: 0.0)
+
+    taken = [limit.take(f"host-{number % 1_500}") for number in range(3_000)]
+
+    assert len(limit) == 1_000
+    assert None not in taken, "a host that was forgotten begins again"

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 from kio.schema.errors import ErrorCode
 
+from agent.security.audit.settings import AuditSettings
 from agent.security.sasl.settings import SaslSettings
 from tests.agent.read_path.wire import request
 from tests.agent.running import Running, Wire, a_metadata, a_produce, running, until_answered
@@ -25,7 +26,8 @@ ALL = "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512"
 async def agent(module_database_url: str) -> AsyncIterator[Running]:
     await add_user(module_database_url, "ann", "secret")
     settings = SaslSettings(sasl_mechanisms=ALL, sasl_failed_delay_ms=10, sasl_failed_delay_max_ms=20)
-    async with running(module_database_url, sasl_settings=settings) as started:
+    audit = AuditSettings(audit_refusals_per_s=1_000, audit_refusals_of_host_per_s=1_000)
+    async with running(module_database_url, sasl_settings=settings, audit=audit) as started:
         yield started
 
 
