@@ -10,6 +10,7 @@ from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
+from starlette.requests import ClientDisconnect
 
 from agent.security.logins.http_logins import HttpLogins, TooManyFailures, basic_parts
 from agent.security.sasl.steps import CannotCheck, SaslRefused
@@ -18,7 +19,9 @@ _EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
 _ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"
 _MOST_FIELDS = 20
 _LONGEST_FORM: Final = 32_768
-"""Strangers may send forms. A megabyte with %-signs would keep the event loop busy for 0.1 s."""
+"""Strangers may send forms. A megabyte with %-signs would keep the event loop busy for 0.1 s, and 256 slow
+strangers would take 256 MB.
+"""
 
 
 def token_router(logins: Callable[[], HttpLogins | None]) -> APIRouter:
@@ -36,11 +39,13 @@ async def _answer(request: Request, logins: HttpLogins | None) -> JSONResponse:
         return _error(503, "temporarily_unavailable", "Logins cannot be checked now; /ready says why.")
     host = "" if request.client is None else request.client.host
     try:
-        form_bytes = await request.body()
-        if len(form_bytes) > _LONGEST_FORM:
-            return _error(400, "invalid_request", f"The form has more than {_LONGEST_FORM} bytes.")
-        found = parse_qs(form_bytes.decode("ascii"), max_num_fields=_MOST_FIELDS)
-    except ValueError:
+        given = bytearray()
+        async for piece in request.stream():
+            given += piece
+            if len(given) > _LONGEST_FORM:
+                return _error(400, "invalid_request", f"The form has more than {_LONGEST_FORM} bytes.")
+        found = parse_qs(given.decode("ascii"), max_num_fields=_MOST_FIELDS)
+    except (ClientDisconnect, ValueError):
         return _error(400, "invalid_request", "The body is no form (application/x-www-form-urlencoded).")
     form = {name: values[0] for name, values in found.items()}
     try:

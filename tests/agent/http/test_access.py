@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import logging
 import time
 from collections.abc import AsyncIterator
 
@@ -349,3 +350,21 @@ async def test_a_large_form_of_a_stranger_is_refused_before_it_is_read(client: h
 
     assert answer.status_code == 400
     assert "more than 32768 bytes" in answer.json()["error_description"]
+
+
+async def test_a_stranger_that_leaves_in_its_form_is_no_error_of_the_agent(
+    agent: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def is_answered() -> bool:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{agent.app.http_port}") as asking:
+            return (await asking.get("/live")).status_code == 200
+
+    _, writer = await asyncio.open_connection("127.0.0.1", agent.app.http_port)
+    writer.write(b"POST /iceberg/v1/oauth/tokens HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n\r\ngrant")
+    await asyncio.sleep(0.2)
+    writer.close()
+    await writer.wait_closed()
+    await asyncio.sleep(0.2)
+
+    assert await is_answered()
+    assert [one for one in caplog.records if one.levelno >= logging.ERROR] == []
