@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from uuid import UUID, uuid4
 
 from kafka.record import MemoryRecordsBuilder
@@ -184,7 +184,8 @@ class StoredRun:
 
 
 def show_history(key: TopicKey) -> Table:
-    table = Table("bytes each", "compact", "encrypted", "merge", "encrypted", "bytes added")
+    """With the median of what encryption adds in a round, and its quartiles."""
+    table = Table("bytes each", "compact", "encryption adds", "merge", "encryption adds", "bytes added")
     table.title = "History, CPU s per GB of the log"
     for record_bytes in HISTORY_RECORD_BYTES:
         chance, batches, size = random.Random(1), list[tuple[bytes, int]](), 0
@@ -195,11 +196,21 @@ def show_history(key: TopicKey) -> Table:
             runs = StoredRun(Path(clear), batches, None), StoredRun(Path(encrypted), batches, key)
             works = [work for run in runs for work in (run.compact, run.merge)]
             rounds = [[cpu_s_per_gb(work, size) for work in works] for _ in range(ROUNDS)]
-            compact, merge, compact_keyed, merge_keyed = (median(each) for each in zip(*rounds, strict=True))
+            compact, merge, compact_keyed, merge_keyed = zip(*rounds, strict=True)
             added = runs[1].file_bytes / runs[0].file_bytes - 1
-        cells = (f"{one:.1f}" for one in (compact, compact_keyed, merge, merge_keyed))
+        cells = (
+            f"{median(compact):.1f}",
+            _added(compact, compact_keyed),
+            f"{median(merge):.1f}",
+            _added(merge, merge_keyed),
+        )
         table.add_row(str(record_bytes), *cells, f"{added:.2%}")
     return table
+
+
+def _added(without: Sequence[float], encrypted: Sequence[float]) -> str:
+    low, middle, high = quantiles([b - a for a, b in zip(without, encrypted, strict=True)])
+    return f"{middle:.1f} ({low:.1f} to {high:.1f})"
 
 
 def main() -> None:

@@ -204,7 +204,7 @@ async def test_a_large_file_is_read_by_ranges_of_its_offsets(
 ) -> None:
     topic.send(range(2000))
     await topic.compact(parquet_row_group_bytes=4096)
-    monkeypatch.setattr("spark_source.reading._WHOLE_FILE_BYTES", 0)  # as if it were large
+    monkeypatch.setattr("spark_source.reading.WHOLE_FILE_BYTES", 0)  # as if it were large
     [file] = pieces_of(compaction, topic.name)
 
     options = {"minPartitions": "5", "columns": "offset"}
