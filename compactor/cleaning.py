@@ -14,6 +14,8 @@ Promises:
   its end stay as they are.
 - A cleaning ends before the first run that the journal does not have. So a log that is rebuilt from the
   bucket alone shows no record twice.
+- Sealed batches are opened in memory only. What is written for a topic that has keys is sealed with its
+  newest one. While a key cannot be had, the topic's partitions wait for the next discovery, and others go on.
 - Memory is bounded by `clean_keys_bytes` and `merge_object_bytes`. If there are more keys than fit, there are
   several passes over the log, each for some of the keys.
 """
@@ -57,7 +59,9 @@ from sequencer.housekeeping.merge_values import (
     RunToMerge,
 )
 from sequencer.housekeeping.merges import BEFORE_ALL
+from sequencer.topics.known_configs import ENCRYPTION
 from sequencer.topics.topic_config import TopicConfig
+from sequencer.topics.topic_key_cache import TopicKeys
 from storage.arrow.aborted_batches import are_markers, left_out
 from storage.arrow.arrow_columns import decode_pieces
 from storage.arrow.arrow_encoding import encode_span, timestamps_ms
@@ -66,6 +70,9 @@ from storage.arrow.latest_keys import SLOT_BYTES, LatestKeys
 from storage.batches.batch_validation import NO_TIMESTAMP_MS, InvalidBatch
 from storage.batches.byte_arrays import Buffer
 from storage.batches.record_batch import Compression, index_batches, relative_offsets
+from storage.encryption.key_wrapping import KeyUnavailable
+from storage.encryption.sealed_batches import SealBroken, sealed_records
+from storage.encryption.topic_keyring import TopicKeyring, opened_batches
 from storage.identifiers import Offset, Partition, SegmentId, TopicId, new_segment_id
 from storage.segments.keys import merged_key
 from storage.stores.object_store import ObjectNotFound, ObjectStore, StoreUnavailable
@@ -93,6 +100,8 @@ _MOST_HELD = 5000
 """What is waiting is published before more objects are held."""
 _ATTEMPTS = 5
 _RELEASE_TIMEOUT_S = 2.0
+_KEY_LOG_INTERVAL_S = 600.0
+"""Between two log lines of keys that could not be had."""
 
 
 _EXPECTED = (ClaimLost, OwnershipUnconfirmed, SequencerUnavailable, CommitOutcomeUnknown, StoreUnavailable)
@@ -210,13 +219,18 @@ class Cleaner:
         settings: HousekeeperSettings,
         metrics: CleaningMetrics,
         load: Callable[[], float] = lambda: 0.0,
+        *,
+        keys: TopicKeys | None = None,
     ) -> None:
+        """`keys` are those of encrypted topics, which wait without it."""
         self._sequencer = sequencer
         self._store = store
         self._cluster = cluster
         self._settings = settings
         self._metrics = metrics
         self._load = load
+        self._keys = keys
+        self._key_logged_s = float("-inf")
         self._threads = Threads("clean", 1)
 
     async def run(self) -> None:
@@ -256,16 +270,19 @@ class Cleaner:
             held_until_s=began_s + self._settings.clean_lease_s,
         )
         holding = asyncio.create_task(self._keep_holding(cleaning))
-        is_done = False
+        is_done, is_still_due = False, True
         try:
             is_done = await self._clean(cleaning)
+        except KeyUnavailable as error:
+            is_still_due = False  # the next discovery finds it
+            self._note_missing_key(cleaning.state, error)
         finally:
             holding.cancel()
             await asyncio.gather(holding, return_exceptions=True)
             if not is_done:
                 with contextlib.suppress(TimeoutError, SequencerUnavailable, CommitOutcomeUnknown):
                     async with asyncio.timeout(_RELEASE_TIMEOUT_S):
-                        await self._sequencer.cleanings.let_go(claim, is_still_due=True)
+                        await self._sequencer.cleanings.let_go(claim, is_still_due=is_still_due)
                         await self._release(cleaning)
         return True
 
@@ -325,8 +342,9 @@ class Cleaner:
             if read is None:
                 raise ClaimLost("the dirty part of the log changed")
             overlapping = await aborted.overlapping(stretch)
+            keyring = await self._keyring(cleaning)
             took_s = time.monotonic()
-            await self._threads.run(_put, cleaning, stretch, read, overlapping)
+            await self._threads.run(_put, cleaning, stretch, read, overlapping, keyring)
             await self._give_way(time.monotonic() - took_s)
             if most_passes is not None and cleaning.latest.passes >= most_passes:
                 cleaning.end = Offset(min(stretch.offsets[1], cleaning.end))
@@ -376,9 +394,10 @@ class Cleaner:
         if read is None:
             cleaning.missed.append(stretch.offsets)
             return
+        keyring = await self._keyring(cleaning)
         took_s = time.monotonic()
         cleaned = await self._threads.run(
-            _cleaned, cleaning, stretch, read, aborted, self._settings.merge_object_bytes
+            _cleaned, cleaning, stretch, read, aborted, keyring, self._settings.merge_object_bytes
         )
         await self._give_way(time.monotonic() - took_s)
         if cleaned is None:
@@ -389,6 +408,15 @@ class Cleaner:
             _count(cleaning, cleaned)
             return
         cleaning.waiting.append(cleaned)
+
+    async def _keyring(self, cleaning: _Cleaning) -> TopicKeyring | None:
+        """Returns the keys of the topic; None if it was never encrypted. Ask after its runs are known: then
+        none of their batches has a newer key. Raises KeyUnavailable."""
+        if ENCRYPTION not in cleaning.state.config:
+            return None
+        if self._keys is None:
+            raise KeyUnavailable("this housekeeper was given no keys of topics")
+        return await self._keys.all_of(cleaning.state.topic_id)
 
     async def _hold(self, cleaning: _Cleaning, stretch: _Stretch) -> bool:
         """Holds the stretch's objects until what was read of them is published: an erasure waits for that.
@@ -520,6 +548,17 @@ class Cleaner:
         load = min(self._load(), 0.9)
         await asyncio.sleep(took_s * load / (1 - load))
 
+    def _note_missing_key(self, state: CleaningState, error: KeyUnavailable) -> None:
+        self._metrics.failed()
+        now_s = time.monotonic()
+        if now_s < self._key_logged_s + _KEY_LOG_INTERVAL_S:
+            return
+        self._key_logged_s = now_s
+        log.warning(
+            "cleaning: a topic waits for its key; others go on",
+            extra={"topic_id": str(state.topic_id), "partition": state.partition, "error": str(error)},
+        )
+
     def _alarm(self, stretch: _Stretch) -> None:
         self._metrics.damaged()
         first = stretch.runs[0]
@@ -591,13 +630,22 @@ class _Aborted:
         return self._entries[self._entries[:, 1] < end]
 
 
-def _put(cleaning: _Cleaning, stretch: _Stretch, read: ReadRanges, aborted: NDArray[np.int64]) -> None:
-    """Puts the dirty records. What does not decode is left out: it stays in the log, too."""
+def _put(
+    cleaning: _Cleaning,
+    stretch: _Stretch,
+    read: ReadRanges,
+    aborted: NDArray[np.int64],
+    keyring: TopicKeyring | None,
+) -> None:
+    """Puts the dirty records. What does not decode is left out: it stays in the log, too. Raises
+    KeyUnavailable.
+    """
     for each in stretch.runs:
-        data, run = read.of(each.run), each.run
-        if fault_of_run(run, data) is not None:
+        found, run = read.of(each.run), each.run
+        if fault_of_run(run, found) is not None:
             continue
-        with contextlib.suppress(InvalidBatch, ValueError):
+        with contextlib.suppress(InvalidBatch, SealBroken, ValueError):
+            data = memoryview(opened_batches(keyring, found, run.partition))
             batches = _Batches(run, data)
             is_left_out = left_out(data, batches.positions, batches.base_offsets, aborted)
             is_left_out |= batches.base_offsets >= cleaning.end
@@ -684,9 +732,12 @@ def _cleaned(
     stretch: _Stretch,
     read: ReadRanges,
     aborted: NDArray[np.int64],
+    keyring: TopicKeyring | None,
     most_bytes: int,
 ) -> _Cleaned | None:
-    """What stays of the stretch. None if some of it is damaged."""
+    """What stays of the stretch, sealed if the topic has keys. None if some of it is damaged. Raises
+    KeyUnavailable.
+    """
     start, end = stretch.offsets
     rebuilt = _Rebuilt(start, cleaning.config.compression or Compression.ZSTD, most_bytes)
     removed, oldest_tombstone = 0, -1
@@ -695,16 +746,20 @@ def _cleaned(
         if fault_of_run(each.run, found) is not None:
             return None
         try:
-            removed_here, oldest_here = _add_cleaned(rebuilt, cleaning, each.run, found, aborted)
-        except (InvalidBatch, ValueError):
+            data = memoryview(opened_batches(keyring, found, each.run.partition))
+            removed_here, oldest_here = _add_cleaned(rebuilt, cleaning, each.run, data, aborted)
+        except (InvalidBatch, SealBroken, ValueError):
             return None
         removed += removed_here
         oldest_tombstone = oldest_here if oldest_tombstone < 0 else oldest_tombstone
     if not removed and len(stretch.runs) <= _FEW_RUNS:
         return _Cleaned(stretch=stretch, data=None, oldest_tombstone=oldest_tombstone)
+    stays = rebuilt.finish(end - 1)
+    if keyring is not None:
+        stays = sealed_records(stays, cleaning.state.partition, keyring.newest)
     return _Cleaned(
         stretch=stretch,
-        data=rebuilt.finish(end - 1),
+        data=stays,
         records_removed=removed,
         oldest_tombstone=oldest_tombstone,
         min_timestamp_ms=NO_TIMESTAMP_MS if rebuilt.min_timestamp_ms is None else rebuilt.min_timestamp_ms,

@@ -63,6 +63,7 @@ from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailab
 from sequencer.housekeeping.jobs import Claim
 from sequencer.housekeeping.merge_values import Backlog
 from sequencer.housekeeping.observations import Observation, ObservationBounds
+from sequencer.topics.topic_key_cache import TopicKeys
 from storage.stores.object_store import ObjectChanged, ObjectStore, StoreUnavailable
 
 log = logging.getLogger("tidelog")
@@ -164,7 +165,8 @@ _AGENTS_PER_TURN = 4
 
 
 class Housekeeper:
-    """`registry` gets its metrics. `load` tells how busy the agent in this process is, from 0 to 1."""
+    """`registry` gets its metrics. `load` tells how busy the agent in this process is, from 0 to 1.
+    `keys` are those of encrypted topics, whose cleaning waits without it."""
 
     def __init__(
         self,
@@ -175,6 +177,7 @@ class Housekeeper:
         *,
         cluster: str = "tidelog",
         load: Callable[[], float] = lambda: 0.0,
+        keys: TopicKeys | None = None,
     ) -> None:
         registry = registry or CollectorRegistry()
         self._sequencer = sequencer
@@ -186,7 +189,9 @@ class Housekeeper:
         self.merger = Merger(
             sequencer, store, cluster, settings, self._merge_metrics, self.observed.backlog, load
         )
-        self.cleaner = Cleaner(sequencer, store, cluster, settings, CleaningMetrics(registry), load)
+        self.cleaner = Cleaner(
+            sequencer, store, cluster, settings, CleaningMetrics(registry), load, keys=keys
+        )
         journal = JournalWriter(sequencer, store, cluster, settings)
         self.jobs: tuple[Job, ...] = (
             OwnershipJob(sequencer, store, cluster, settings),

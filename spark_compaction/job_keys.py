@@ -6,20 +6,16 @@ Promises:
 - The key of one topic that cannot be had keeps no other topic waiting (`sequencer.topics.topic_key_cache`).
 """
 
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from sequencer.client import Sequencer
 from sequencer.topics.known_configs import ENCRYPTION
-from sequencer.topics.topic_key_cache import TopicKeys
+from sequencer.topics.topic_key_cache import TopicKeys, keys_for_jobs
 from sequencer.topics.topics import Topic
 from spark_compaction.settings import CompactionSettings
-from storage.encryption.key_objects import KeyObjects
-from storage.encryption.key_wrapping import key_wrapping
 from storage.encryption.topic_keyring import TopicKeyring
 from storage.stores.open_store import open_store
-from storage.threads import Threads
 
 
 class JobKeys:
@@ -38,16 +34,6 @@ async def open_job_keys(settings: CompactionSettings, sequencer: Sequencer) -> A
     """Raises StoreUnavailable."""
     store = await open_store(settings.store_url, settings)
     try:
-        yield JobKeys(
-            TopicKeys(
-                sequencer.topic_keys,
-                KeyObjects(store, settings.cluster),
-                key_wrapping(settings),
-                lambda _: None,
-                settings,
-                Threads("keys", 1),
-                time.monotonic,
-            )
-        )
+        yield JobKeys(keys_for_jobs(sequencer.topic_keys, store, settings.cluster, settings))
     finally:
         await store.close()

@@ -59,11 +59,6 @@ def check_together(config: Mapping[str, str]) -> None:
         raise InvalidConfig(
             f"conflict topic config setting min.compaction.lag.ms ({least_ms}) > {_MAX_LAG} ({most_ms})"
         )
-    if ENCRYPTION in config and "compact" in _cleanup_policy(config):
-        raise InvalidConfig(
-            f"a topic with {ENCRYPTION} needs a cleanup.policy without compact: compaction by key would need "
-            "its keys outside the agents"
-        )
     is_log = _value(config, "tidelog.history") == "log" or _value(config, "remote.storage.enable") == "true"
     if is_log and "compact" in _cleanup_policy(config):
         raise InvalidConfig(

@@ -11,6 +11,7 @@ Promises:
 
 import asyncio
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -24,7 +25,7 @@ from sequencer.topics.topic_keys import TopicKeyRows
 from sequencer.topics.topics import Topic
 from storage.batches.byte_arrays import Buffer
 from storage.encryption.key_objects import KeyObjects, WrappedKey
-from storage.encryption.key_wrapping import KeyUnavailable, KeyWrapping
+from storage.encryption.key_wrapping import KeyUnavailable, KeyWrapping, key_wrapping
 from storage.encryption.sealed_batches import (
     KEY_BYTES,
     SealBroken,
@@ -38,7 +39,7 @@ from storage.encryption.sealed_batches import (
 from storage.encryption.settings import EncryptionSettings
 from storage.encryption.topic_keyring import TopicKeyring
 from storage.identifiers import NO_KEY_ID, KeyId, TopicId, new_key_id
-from storage.stores.object_store import StoreUnavailable
+from storage.stores.object_store import ObjectStore, StoreUnavailable
 from storage.stores.side_by_side import few_at_a_time, side_by_side
 from storage.threads import Threads
 
@@ -238,6 +239,21 @@ class TopicKeys:
                 "this process has no TIDELOG_ENCRYPTION_PROVIDER, which the topic's keys need"
             )
         return self._wrapping
+
+
+def keys_for_jobs(
+    rows: TopicKeyRows, store: ObjectStore, cluster: str, settings: EncryptionSettings
+) -> TopicKeys:
+    """Returns the keys of topics for a process that keeps no topics in memory."""
+    return TopicKeys(
+        rows,
+        KeyObjects(store, cluster),
+        key_wrapping(settings),
+        lambda _: None,
+        settings,
+        Threads("keys", 1),
+        time.monotonic,
+    )
 
 
 async def new_version(

@@ -35,6 +35,7 @@ from storage.batches.record_batch import (
     HEADER_BYTES,
     LENGTH_OVERHEAD_BYTES,
     index_batches,
+    read_header,
 )
 from storage.identifiers import KeyId, TopicId
 
@@ -211,3 +212,16 @@ def sealed_batches(batches: Buffer, partition: int, key: TopicKey) -> bytes:
         key.seal(view[position : position + size_bytes], partition)
         for position, size_bytes, _ in index_batches(view, 0, len(view)).tolist()
     )
+
+
+def sealed_records(batches: Buffer, partition: int, key: TopicKey) -> bytes:
+    """As `sealed_batches`, for batches that are written to the log. Those without records and those of a
+    transaction's end stay in the clear, as agents write them.
+    """
+    view, parts = memoryview(batches), list[Buffer]()
+    for position, size_bytes, _ in index_batches(view, 0, len(view)).tolist():
+        batch = view[position : position + size_bytes]
+        header = read_header(batch)
+        is_clear = header.is_control or not header.record_count
+        parts.append(batch if is_clear else key.seal(batch, partition))
+    return b"".join(parts)

@@ -5,6 +5,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -27,6 +28,7 @@ from storage.stores.object_store import ObjectStore
 from tests.compactor.builders import CLUSTER
 from tests.compactor.builders import settings as small_steps
 from tests.compactor.merging import merge_everything
+from tests.compactor.sealing import Sealing
 from tests.spark_compaction.log import Log, Sent, one
 from tests.support.seeds import seeds
 
@@ -43,14 +45,19 @@ class Place:
     sequencer: Sequencer
     store: ObjectStore
     log: Log
+    sealing: Sealing | None = None
     written: list[Row] = field(default_factory=list)
     settings: Mapping[str, object] = field(default_factory=lambda: NO_GRACE)
     topic_id: TopicId = field(init=False)
 
     async def topic(self, **config: str) -> None:
         given = {**NOTHING_LATER, **{name.replace("_", "."): value for name, value in config.items()}}
+        if self.sealing is not None:
+            given["tidelog.encryption"] = "on"
         topic = await self.sequencer.topics.create("orders", 1, given)
         self.topic_id = self.log.topic_ids["orders"] = topic.topic_id
+        if self.sealing is not None:
+            await self.sealing.begin(topic.topic_id)
         self.log.expected["orders"] = []
 
     async def write(
@@ -58,13 +65,17 @@ class Place:
     ) -> None:
         """One segment with one batch."""
         sent = [Sent(key=key, value=value, timestamp_ms=timestamp_ms) for key, value in pairs]
+        key = None if self.sealing is None else self.sealing.next_key()
+        self.log.sealing = {} if key is None else {"orders": key}
         await self.log.write("orders", one(0, *sent, compression=Compression.LZ4))
         for key, value in pairs:
             self.written.append((len(self.written), key, value))
 
     def cleaner(self, **changed: object) -> Cleaner:
         own = small_steps(**{**self.settings, **changed})
-        return Cleaner(self.sequencer, self.store, CLUSTER, own, CleaningMetrics(CollectorRegistry()))
+        metrics = CleaningMetrics(CollectorRegistry())
+        keys = None if self.sealing is None else self.sealing.keys
+        return Cleaner(self.sequencer, self.store, CLUSTER, own, metrics, keys=keys)
 
     async def discover(self) -> int:
         """How many partitions are due."""
@@ -92,11 +103,17 @@ class Place:
             run = each.run
             assert run.base_offset == reached
             reached = run.last_offset + 1
-            data = await self.store.get(each.object_key, run.position, run.position + run.length)
+            data = await self.bytes_of(each)
             found = decode_batches(data, 0, len(data), run.base_offset).to_pylist()
             rows += [(row["offset"], row["key"], row["value"]) for row in found]
         assert reached == end
         return rows
+
+    async def bytes_of(self, each: RunToClean) -> memoryview:
+        """The run's batches, in the clear."""
+        run = each.run
+        data = await self.store.get(each.object_key, run.position, run.position + run.length)
+        return data if self.sealing is None else await self.sealing.opened(self.topic_id, data)
 
     async def is_healthy(self) -> bool:
         diagnosis = await examine(self.sequencer, self.store, CLUSTER, True, DoctorSettings())
@@ -113,8 +130,14 @@ class Place:
 
 
 @pytest.fixture
-def place(sequencer: Sequencer, store: ObjectStore) -> Place:
-    return Place(sequencer=sequencer, store=store, log=Log(sequencer=sequencer, store=store))
+def place(sequencer: Sequencer, store: ObjectStore, tmp_path: Path, request: pytest.FixtureRequest) -> Place:
+    is_sealed = getattr(request, "param", "clear") == "sealed"
+    sealing = Sealing(sequencer, store, tmp_path) if is_sealed else None
+    log = Log(sequencer=sequencer, store=store)
+    return Place(sequencer=sequencer, store=store, log=log, sealing=sealing)
+
+
+clear_and_sealed = pytest.mark.parametrize("place", ["clear", "sealed"], indirect=True)
 
 
 def latest(rows: Sequence[Row], end: int | None = None) -> list[Row]:
@@ -124,6 +147,7 @@ def latest(rows: Sequence[Row], end: int | None = None) -> list[Row]:
     return [row for row in rows if row[0] >= end or (row[1] is not None and last[row[1]] == row[0])]
 
 
+@clear_and_sealed
 async def test_the_latest_record_of_each_key_stays_where_it_is(place: Place) -> None:
     await place.topic()
     await place.write((b"a", b"1"), (b"b", b"1"), (b"a", b"2"))
@@ -137,6 +161,7 @@ async def test_the_latest_record_of_each_key_stays_where_it_is(place: Place) -> 
     assert await place.is_healthy()
 
 
+@clear_and_sealed
 async def test_tombstones_go_once_they_were_clean_for_their_time(place: Place) -> None:
     await place.topic(delete_retention_ms="60000")
     await place.write((b"a", b"1"), (b"b", b"1"), (b"a", None))
@@ -169,6 +194,7 @@ async def test_tombstones_stay_as_long_as_agents_may_read_what_was_there_before(
     assert await place.read() == [(1, b"b", b"1")]
 
 
+@clear_and_sealed
 async def test_records_younger_than_the_lag_stay(place: Place) -> None:
     now_ms = int(time.time() * 1000)
     await place.topic(min_compaction_lag_ms="3600000")
@@ -244,6 +270,7 @@ async def test_a_cleaning_ends_before_the_first_run_that_the_journal_does_not_ha
     assert await place.read() == [(2, b"a", b"3"), (3, b"b", b"4")]
 
 
+@clear_and_sealed
 async def test_more_keys_than_fit_take_several_passes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     await place.topic()
     chance = random.Random(3)
@@ -283,6 +310,7 @@ async def test_a_cleaning_of_too_many_passes_ends_earlier_and_the_next_one_goes_
 
 
 @pytest.mark.parametrize("run_bytes", [1024, 1 << 20])
+@clear_and_sealed
 async def test_stretches_that_are_merged_meanwhile_are_cleaned_again(
     place: Place, monkeypatch: pytest.MonkeyPatch, run_bytes: int
 ) -> None:
@@ -311,6 +339,7 @@ async def test_stretches_that_are_merged_meanwhile_are_cleaned_again(
     assert await place.is_healthy()
 
 
+@clear_and_sealed
 async def test_a_cleaning_that_is_killed_between_two_objects_loses_nothing(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,6 +383,7 @@ async def test_two_cleaners_clean_two_partitions_and_never_one(place: Place) -> 
     assert await place.read() == [(1, b"a", b"2")]
 
 
+@clear_and_sealed
 async def test_a_damaged_run_stays_and_the_rest_is_cleaned(place: Place) -> None:
     await place.topic()
     for number in range(3):
@@ -395,6 +425,7 @@ async def test_a_deleted_topic_leaves_nothing(place: Place) -> None:
 
 
 @pytest.mark.timeout(300)
+@clear_and_sealed
 async def test_random_logs_read_as_the_model_says(place: Place) -> None:
     [seed] = seeds(1)
     chance = random.Random(seed)

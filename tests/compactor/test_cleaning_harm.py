@@ -16,7 +16,7 @@ from storage.batches.record_batch import Compression
 from storage.identifiers import Offset, Partition
 from tests.compactor.builders import settings as small_steps
 from tests.compactor.merging import merge_everything
-from tests.compactor.test_cleaning import NOTHING_LATER, Place, Row, place
+from tests.compactor.test_cleaning import NOTHING_LATER, Place, Row, clear_and_sealed, place
 from tests.spark_compaction.log import Sent, one
 
 __all__ = ["place"]
@@ -30,7 +30,7 @@ async def whole_rows(place: Place) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
     for each in await place.sequencer.cleanings.runs(key, Offset(0), Offset(1 << 62), 10_000):
         run = each.run
-        data = await place.store.get(each.object_key, run.position, run.position + run.length)
+        data = await place.bytes_of(each)
         for row in decode_batches(data, 0, len(data), run.base_offset).to_pylist():
             names = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
             rows.append((0, *(row[name] for name in names)))
@@ -52,6 +52,7 @@ def comparable(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     ]
 
 
+@clear_and_sealed
 @pytest.mark.parametrize("waiting_bytes", [1, 32 << 20])
 async def test_what_stays_equals_what_was_written(
     place: Place, monkeypatch: pytest.MonkeyPatch, waiting_bytes: int
@@ -71,6 +72,8 @@ async def test_what_stays_equals_what_was_written(
         ]
         appended = chance.choice((None, None, 1_700_000_000_123, 1_700_000_000_999))
         codec = chance.choice(list(Compression))
+        key = None if place.sealing is None else place.sealing.next_key()
+        place.log.sealing = {} if key is None else {"orders": key}
         await place.log.write("orders", one(0, *sent, compression=codec, append_time_ms=appended))
     written = place.log.expected["orders"]
     last = {row[4]: row[1] for row in written}

@@ -94,7 +94,7 @@ class Log:
         """One segment with these batches, uploaded, then sequenced."""
         pending = [_pending(self.topic_ids[topic], batch) for batch in batches]
         if topic in self.sealing:
-            pending = [_sealed(each, self.sealing[topic]) for each in pending]
+            pending = [sealed(each, self.sealing[topic]) for each in pending]
         self.expected[topic] += await self._commit(pending, batches)
 
     async def transaction(self, transactional_id: str) -> Transaction:
@@ -186,7 +186,7 @@ def _pending(topic_id: TopicId, batch: SentBatch) -> PendingBatch:
     return PendingBatch(topic_id=topic_id, partition=Partition(batch.partition), batch=valid)
 
 
-def _sealed(pending: PendingBatch, key: TopicKey) -> PendingBatch:
+def sealed(pending: PendingBatch, key: TopicKey) -> PendingBatch:
     data = memoryview(key.seal(pending.batch.data, pending.partition))
     return replace(pending, batch=replace(pending.batch, data=data, header=read_header(data)))
 

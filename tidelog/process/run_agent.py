@@ -33,6 +33,7 @@ from sequencer.client import Sequencer
 from sequencer.cluster.store_identity import WrongStore
 from sequencer.database.database import SequencerUnavailable
 from sequencer.database.options import is_encrypted
+from sequencer.topics.topic_key_cache import keys_for_jobs
 from storage.stores.object_store import StoreUnavailable, StoreUrl
 from storage.stores.open_store import open_store
 from tidelog.devstack.ports import is_free
@@ -267,6 +268,7 @@ async def _run_jobs(settings: AllSettings, app: App) -> None:
                     app.metrics.registry,
                     cluster=agent.cluster,
                     load=lambda: max(app.load(), busy.share()),
+                    keys=keys_for_jobs(sequencer.topic_keys, store, agent.cluster, settings.encryption),
                 )
                 await housekeeper.run()
         except (SequencerUnavailable, StoreUnavailable, WrongStore) as error:
