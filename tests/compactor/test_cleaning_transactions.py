@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -32,11 +33,12 @@ from storage.stores.object_store import ObjectNotFound, ObjectStore
 from tests.compactor.builders import CLUSTER
 from tests.compactor.builders import settings as small_steps
 from tests.compactor.merging import merge_everything
-from tests.compactor.test_cleaning import NOTHING_LATER, Place, Row, a_pair
+from tests.compactor.sealing import Sealing
+from tests.compactor.test_cleaning import NOTHING_LATER, Place, Row, a_pair, clear_and_sealed
 from tests.compactor.test_garbage_jobs import finish
 from tests.sequencer.commits.test_transactions import a_producer, end, of
 from tests.sequencer.housekeeping.housekeeping import count
-from tests.spark_compaction.log import LEASE_S, Log
+from tests.spark_compaction.log import LEASE_S, Log, sealed
 from tests.support.seeds import seeds
 
 _TRANSACTIONAL = 0x10
@@ -91,10 +93,10 @@ class Transactions(Place):
         segment_id = new_segment_id()
         object_key = segment_key(CLUSTER, segment_id)
         await self.sequencer.reservations.reserve({segment_id: object_key}, LEASE_S, "test")
-        sealed = seal_segment(segment_id, "test", PendingBatches.of(batches))
-        await self.store.put(object_key, sealed.chunks)
+        segment = seal_segment(segment_id, "test", PendingBatches.of(batches))
+        await self.store.put(object_key, segment.chunks)
         [committed] = await self.sequencer.commits.commit(
-            [SegmentToCommit(segment_id=segment_id, size_bytes=sealed.size_bytes, batches=sealed.placed)]
+            [SegmentToCommit(segment_id=segment_id, size_bytes=segment.size_bytes, batches=segment.placed)]
         )
         assert isinstance(committed, Committed)
         first = committed.outcomes[0]
@@ -112,7 +114,9 @@ class Transactions(Place):
             encoded = transactional(encoded, writer)
             writer.sequence += len(pairs)
         valid = validate_produced(encoded, BatchLimits())
-        return PendingBatch(topic_id=self.topic_id, partition=Partition(0), batch=valid)
+        pending = PendingBatch(topic_id=self.topic_id, partition=Partition(0), batch=valid)
+        key = None if self.sealing is None else self.sealing.next_key()
+        return pending if key is None else sealed(pending, key)
 
     async def end(self, writer: Writer, *, is_commit: bool) -> None:
         if not writer.open_rows:
@@ -164,7 +168,7 @@ class Transactions(Place):
             limit = view.last_stable_offset if read_committed else view.high_watermark
             if offset >= limit:
                 return rows
-            runs = [RunBytes.of(run, [memoryview(await self._bytes_of(run))]) for run in view.runs]
+            runs = [run_bytes(run, await self._bytes_of(run)) for run in view.runs]
             assert all(run is not None for run in runs)
             found = [run for run in runs if run is not None and run.run.base_offset < limit]
             known = self.ever_aborted if is_stale else view.aborted or ()
@@ -185,9 +189,10 @@ class Transactions(Place):
     async def _bytes_of(self, run: RunCoordinate) -> bytes:
         key, at, length = run.object_key, run.position, run.length
         try:
-            return bytes(await self.store.get(key, at, at + length))
+            data = bytes(await self.store.get(key, at, at + length))
         except ObjectNotFound:
-            return self.lost[key][at : at + length]
+            data = self.lost[key][at : at + length]
+        return data if self.sealing is None else bytes(await self.sealing.opened(self.topic_id, data))
 
     # --- the model
 
@@ -278,10 +283,20 @@ def client_rows(data: bytes, aborted: Sequence[AbortedTransaction]) -> Iterator[
             yield row["offset"], row["key"], row["value"]
 
 
+def run_bytes(run: RunCoordinate, data: bytes) -> RunBytes | None:
+    """Opened batches are shorter than what lies in the segment."""
+    return RunBytes.of(run._replace(length=len(data)), [memoryview(data)])
+
+
 @pytest.fixture
-async def place(sequencer: Sequencer, store: ObjectStore) -> Transactions:
+async def place(
+    sequencer: Sequencer, store: ObjectStore, tmp_path: Path, request: pytest.FixtureRequest
+) -> Transactions:
     inline = InlineObjects(store)
-    return Transactions(sequencer=sequencer, store=inline, log=Log(sequencer=sequencer, store=inline))
+    is_sealed = getattr(request, "param", "clear") == "sealed"
+    sealing = Sealing(sequencer, store, tmp_path) if is_sealed else None
+    log = Log(sequencer=sequencer, store=inline)
+    return Transactions(sequencer=sequencer, store=inline, log=log, sealing=sealing)
 
 
 async def markers(place: Transactions) -> list[int]:
@@ -297,6 +312,7 @@ async def markers(place: Transactions) -> list[int]:
     return found
 
 
+@clear_and_sealed
 async def test_an_aborted_record_is_not_the_last_of_its_key_and_goes(place: Transactions) -> None:
     await place.topic()
     writer = await place.a_writer("tx")
@@ -374,6 +390,7 @@ async def test_nothing_beyond_the_last_stable_offset_is_touched(place: Transacti
     assert await place.consume(0, read_committed=True) == [(7, b"a", b"4")]
 
 
+@clear_and_sealed
 async def test_runs_that_a_merge_joins_across_the_end_keep_their_transactions(
     place: Transactions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -415,6 +432,7 @@ async def test_runs_that_a_merge_joins_across_the_end_keep_their_transactions(
     assert await place.is_healthy()
 
 
+@clear_and_sealed
 async def test_an_abort_whose_marker_is_beyond_the_end_hides_all_its_records(place: Transactions) -> None:
     await place.topic(delete_retention_ms="0")
     late, holding = await place.a_writer("late"), await place.a_writer("holding")
@@ -535,6 +553,7 @@ async def clean_all(place: Transactions, **changed: object) -> None:
 
 
 @pytest.mark.timeout(600)
+@clear_and_sealed
 async def test_random_histories_read_as_the_model_says(
     place: Transactions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
