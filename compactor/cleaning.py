@@ -739,7 +739,8 @@ def _cleaned(
     KeyUnavailable.
     """
     start, end = stretch.offsets
-    rebuilt = _Rebuilt(start, cleaning.config.compression or Compression.ZSTD, most_bytes)
+    compression = cleaning.config.compression
+    rebuilt = _Rebuilt(start, Compression.ZSTD if compression is None else compression, most_bytes)
     removed, oldest_tombstone = 0, -1
     for each in stretch.runs:
         found = read.of(each.run)

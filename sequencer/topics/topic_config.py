@@ -12,7 +12,6 @@ from typing import Final, Literal, TypeAlias
 from sequencer.topics.config_checks import InvalidConfig
 from sequencer.topics.known_configs import (
     COMPRESSIONS,
-    ENCRYPTION,
     KNOWN_CONFIGS,
     LARGEST_MESSAGE_BYTES,
     REFUSED_CONFIGS,

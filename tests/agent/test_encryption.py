@@ -11,16 +11,21 @@ from typing import Any
 import psycopg
 import pytest
 from kio.schema.errors import ErrorCode
+from prometheus_client import CollectorRegistry
 
+from compactor.cleaning import Cleaner, CleaningDiscoveryJob
+from compactor.metrics import CleaningMetrics
+from compactor.settings import HousekeeperSettings
 from sequencer.client import Sequencer, SequencerSettings
-from sequencer.topics.topic_key_cache import new_version
+from sequencer.topics.topic_key_cache import keys_for_jobs, new_version
 from storage.batches.record_batch import HEADER_BYTES
 from storage.encryption.key_objects import KeyObjects
 from storage.encryption.key_wrapping import FileKeys, KeyUnavailable
 from storage.encryption.sealed_batches import SEAL_BYTES
 from storage.encryption.settings import EncryptionSettings
 from storage.segments.segment import verify_segment
-from storage.stores.object_store import ObjectStore
+from storage.stores.object_store import ObjectStore, StoreSettings
+from storage.stores.open_store import open_store
 from tests.agent.kafka.apis.administrative_requests import alter, create, delete
 from tests.agent.read_path.wire import a_fetch, a_list_offsets
 from tests.agent.running import Running, Wire, a_batch, a_produce, partitions_of, running
@@ -103,6 +108,38 @@ async def test_records_are_sealed_in_the_bucket_and_plain_for_clients(
     assert SECRET not in stored(key_file)
 
 
+async def test_a_topic_that_is_compacted_by_key_stays_sealed_and_plain_for_clients(
+    database_url: str, key_file: Path
+) -> None:
+    compacted = [
+        {"name": "tidelog.encryption", "value": "on"},
+        {"name": "cleanup.policy", "value": "compact"},
+        {"name": "min.cleanable.dirty.ratio", "value": "0"},
+        {"name": "compression.type", "value": "uncompressed"},
+    ]
+    async with an_agent(database_url, key_file) as (_, wire):
+        topic = await create(wire, "state", configs=compacted, num_partitions=1)
+        for number in range(5):
+            batch = a_batch(SECRET + b"-%d" % number, b"own", keys=(b"key", b"key-%d" % number))
+            assert await produced(wire, "state", {0: batch}) == [ErrorCode.none]
+        sequencer = await Sequencer.open(database_url, SequencerSettings())
+        store = await open_store(f"file://{key_file.parent}/store", StoreSettings())
+        encryption = EncryptionSettings(encryption_provider="file", encryption_key=str(key_file))
+        keys = keys_for_jobs(sequencer.topic_keys, store, "tidelog", encryption)
+        settings = HousekeeperSettings()
+        await sequencer.ownership.ratchet(store, "tidelog")
+        await CleaningDiscoveryJob(sequencer, settings).step(None)
+        metrics = CleaningMetrics(CollectorRegistry())
+        assert await Cleaner(sequencer, store, "tidelog", settings, metrics, keys=keys).clean_once()
+        await store.close()
+        await sequencer.close()
+        [found] = await until_read(wire, topic, 0)
+        records = bytes(found.records)
+        assert SECRET + b"-4" in records
+        assert (records.count(SECRET), records.count(b"own")) == (1, 5)
+    assert SECRET not in stored(key_file)
+
+
 async def test_a_topic_stays_readable_when_it_is_switched_off_and_the_agent_restarts(
     database_url: str, key_file: Path
 ) -> None:
@@ -168,12 +205,10 @@ async def test_without_its_key_a_topic_is_refused_and_others_are_not(
         assert SECRET in bytes(found.records)
 
 
-async def test_compaction_by_key_is_refused_with_encryption_and_history_is_not(
+async def test_an_encrypted_topic_may_have_a_table_and_the_log_in_it(
     database_url: str, key_file: Path
 ) -> None:
-    compacted = [*ENCRYPTED, {"name": "cleanup.policy", "value": "compact"}]
     async with an_agent(database_url, key_file) as (_, wire):
-        assert (await create(wire, "refused", configs=compacted)).error_code is ErrorCode.invalid_config
         await create(wire, "later", configs=ENCRYPTED, num_partitions=1)
         for value in ("table", "log"):
             changed = await alter(wire, "later", ("tidelog.history", SET, value))

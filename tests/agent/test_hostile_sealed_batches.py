@@ -18,9 +18,9 @@ from storage.encryption.sealed_batches import SEAL_BYTES, is_sealed
 from storage.segments.segment import verify_segment
 from storage.stores.object_store import StoreSettings
 from storage.stores.open_store import open_store
-from tests.agent.kafka.apis.administrative_requests import alter, create
+from tests.agent.kafka.apis.administrative_requests import create
 from tests.agent.running import a_batch, a_produce, partitions_of
-from tests.agent.test_encryption import ENCRYPTED, SECRET, SET, an_agent, key_file, produced, until_read
+from tests.agent.test_encryption import ENCRYPTED, SECRET, an_agent, key_file, produced, until_read
 
 __all__ = ["key_file"]
 
@@ -145,27 +145,6 @@ async def test_configs_that_change_or_bound_batches_work_with_sealing(
         records = bytes(found.records)
         assert struct.unpack_from(">I", records, CRC_POSITION)[0] == crc32c(records[CRC_START:])
         assert not is_sealed(records)
-
-
-async def test_compaction_by_key_is_refused_in_each_order_of_the_configs(
-    database_url: str, key_file: Path
-) -> None:
-    append, delete_only = 2, {"name": "cleanup.policy", "value": "delete"}
-    async with an_agent(database_url, key_file) as (_, wire):
-        await create(wire, "sealed", configs=[*ENCRYPTED, delete_only], num_partitions=1)
-        compacted = [ENCRYPTED[1], {"name": "cleanup.policy", "value": "compact"}]
-        await create(wire, "compacted", configs=compacted, num_partitions=1)
-        for name, change in (
-            ("sealed", ("cleanup.policy", SET, "compact")),
-            ("sealed", ("cleanup.policy", SET, "compact,delete")),
-            ("sealed", ("cleanup.policy", append, "compact")),
-            ("compacted", ("tidelog.encryption", SET, "on")),
-        ):
-            assert (await alter(wire, name, change)).error_code is ErrorCode.invalid_config
-        off = await alter(wire, "sealed", ("tidelog.encryption", SET, "off"))
-        assert off.error_code is ErrorCode.none
-        refused = await alter(wire, "sealed", ("cleanup.policy", SET, "compact"))
-        assert refused.error_code is ErrorCode.invalid_config
 
 
 async def test_the_doctor_finds_sealed_segments_and_copies_of_keys_sound(

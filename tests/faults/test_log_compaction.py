@@ -5,12 +5,14 @@ begins anew again and again. At the end both have what the last acknowledged rec
 every record that is still there is where it was written.
 """
 
+import base64
 import random
 import signal
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
@@ -167,14 +169,19 @@ def read_from_the_start(servers: str, topic: str, updates: Updates) -> Read:
     return read
 
 
+@pytest.mark.parametrize("is_encrypted", [False, True], ids=["clear", "encrypted"])
 @pytest.mark.timeout(600)
 def test_agents_killed_and_frozen_while_they_clean_lose_and_move_nothing(
-    new_stack: Callable[..., Stack],
+    new_stack: Callable[..., Stack], tmp_path: Path, is_encrypted: bool
 ) -> None:
-    environment = {**LEASES, **MERGES, **QUICK_GARBAGE, **CLEANINGS}
+    key_file = tmp_path / "keys"
+    key_file.write_text(f"first {base64.b64encode(random.randbytes(32)).decode()}\n")
+    keys = {"TIDELOG_ENCRYPTION_PROVIDER": "file", "TIDELOG_ENCRYPTION_KEY": str(key_file)}
+    environment = {**LEASES, **MERGES, **QUICK_GARBAGE, **CLEANINGS, **keys}
     stack = new_stack(agents=2, agent_environment=environment)
     servers = stack.addresses.bootstrap
-    topic = create_topic(servers, PARTITIONS, COMPACTED)
+    encryption = {"tidelog.encryption": "on"} if is_encrypted else {}
+    topic = create_topic(servers, PARTITIONS, {**COMPACTED, **encryption})
     [seed] = seeds(1)
     chance = random.Random(seed)
     updates = Updates(seed)

@@ -456,10 +456,7 @@ async def test_the_table_of_a_topic_that_is_compacted_by_key_is_encrypted(
     """Its files are rewritten without replaced rows, which needs the keys of older files."""
     old, new = hidden(key_file), a_key("second")
     write(key_file, old)
-    await log.topic("state", cleanup_policy="compact")
-    await log.sequencer.database.run(
-        "UPDATE topics SET config = config || jsonb_build_object('tidelog.encryption', 'on')"
-    )
+    await log.topic("state", cleanup_policy="compact", tidelog_encryption="on")
     first = await seal(encrypting, log, "state")
     await log.write("state", one(0, Sent(key=b"a", value=b"1"), Sent(key=b"b", value=b"1")))
     await compact_one(encrypting, "state")

@@ -184,6 +184,7 @@ def test_configs_that_contradict_each_other_are_refused(config: dict[str, str]) 
         {"cleanup.policy": "", "tidelog.history": "log"},
         {"cleanup.policy": "delete", "remote.storage.enable": "true"},
         {"cleanup.policy": "compact", "tidelog.value.format": "json"},
+        {"cleanup.policy": "compact", "tidelog.encryption": "on"},
     ],
 )
 def test_configs_that_fit_each_other_are_accepted(config: dict[str, str]) -> None:
