@@ -23,7 +23,7 @@ class Sealing:
         self._store = store
         self.key_file = directory / "keys"
         self.key_file.write_text(f"first {base64.b64encode(os.urandom(32)).decode()}\n")
-        self._turns = cycle([None])
+        self._turns: cycle[TopicKey | None] = cycle([None])
         self.forget()
 
     def forget(self) -> None:

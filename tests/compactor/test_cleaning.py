@@ -65,8 +65,8 @@ class Place:
     ) -> None:
         """One segment with one batch."""
         sent = [Sent(key=key, value=value, timestamp_ms=timestamp_ms) for key, value in pairs]
-        key = None if self.sealing is None else self.sealing.next_key()
-        self.log.sealing = {} if key is None else {"orders": key}
+        seal = None if self.sealing is None else self.sealing.next_key()
+        self.log.sealing = {} if seal is None else {"orders": seal}
         await self.log.write("orders", one(0, *sent, compression=Compression.LZ4))
         for key, value in pairs:
             self.written.append((len(self.written), key, value))
@@ -113,7 +113,7 @@ class Place:
         """The run's batches, in the clear."""
         run = each.run
         data = await self.store.get(each.object_key, run.position, run.position + run.length)
-        return data if self.sealing is None else await self.sealing.opened(self.topic_id, data)
+        return memoryview(data) if self.sealing is None else await self.sealing.opened(self.topic_id, data)
 
     async def is_healthy(self) -> bool:
         diagnosis = await examine(self.sequencer, self.store, CLUSTER, True, DoctorSettings())
