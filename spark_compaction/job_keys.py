@@ -15,6 +15,7 @@ from sequencer.topics.known_configs import ENCRYPTION
 from sequencer.topics.topic_key_cache import TopicKeys
 from sequencer.topics.topics import Topic
 from spark_compaction.settings import CompactionSettings
+from storage.batches.byte_arrays import Buffer
 from storage.encryption.key_objects import KeyObjects
 from storage.encryption.key_wrapping import key_wrapping
 from storage.encryption.topic_keyring import TopicKeyring
@@ -31,6 +32,10 @@ class JobKeys:
         then no batch of the plan has a newer key. Raises KeyUnavailable.
         """
         return await self._keys.all_of(topic.topic_id) if ENCRYPTION in topic.config else None
+
+    async def opened(self, topic: Topic, partition: int, batches: Buffer) -> Buffer:
+        """Returns whole batches, those opened that are sealed. Raises KeyUnavailable or SealBroken."""
+        return await self._keys.opened(topic.topic_id, partition, batches)
 
 
 @asynccontextmanager
