@@ -48,13 +48,17 @@ async def second(self, *arguments):
 
 if point == "publish":
     RawEraser._publish = second
+if point == "publish of history":
+    import erasure.history_files
+    erasure.history_files.publish_staged = die
 keys = ErasedKeys([sys.argv[3].encode()])
 erase_records(settings, "orders", keys, lambda now: die() if now.stage == point else None)
 """
 
 
 async def kill_an_erasure(settings: ErasureSettings, point: str, key: bytes = b"K") -> None:
-    """Runs one in its own process, which dies at its second publish of a new object, or at a stage."""
+    """Runs one in its own process, which dies at its second publish of a new object, before that of history,
+    or at a stage."""
     quick = settings.model_copy(update={"job_lease_s": 1.0, "erase_object_bytes": 4096})
     plain = {
         name: value.get_secret_value() if isinstance(value, SecretStr) else value
