@@ -7,8 +7,8 @@ Promises:
 - Every wait ends by `erase_timeout_s`.
 - A step that Postgres, the store or the provider of keys ended, or a late confirmation of the bucket's
   ownership, begins again.
-- Of an encrypted topic nothing changes unless all of its keys are there. What no key opens is an error, and
-  never counts as erased.
+- Of an encrypted topic nothing changes while a key that it needs cannot be had. What no key opens is an
+  error, and never counts as erased.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 from uuid import UUID
 
+from erasure.missing_keys import MissingKeys
 from erasure.raw_log import RawEraser
 from erasure.report import ErasureFailed, ErasureProgress, ErasureReport, OnProgress, Stage
 from erasure.settings import ErasureSettings
@@ -96,11 +97,13 @@ class Erasure:
     async def run(self) -> ErasureReport:
         """Raises ErasureFailed, KeyUnavailable and what its steps raise."""
         began_s = time.monotonic()
-        if (missing := await self._missing_key()) is not None:
-            raise KeyUnavailable(missing)
         scope = await self._erasures.scope(self._topic.topic_id)
         if scope is None:
             raise ErasureFailed(f"topic '{self._topic.name}' was deleted meanwhile")
+        keyring = await self._job_keys.of(self._topic)
+        if keyring is not None and keyring.refused:
+            missing = MissingKeys(self._sequencer, self._store, self._settings, self._topic, keyring)
+            await missing.check(scope)
         raw = RawEraser(
             self._sequencer,
             self._store,
@@ -145,6 +148,8 @@ class Erasure:
             except OwnershipLost:
                 raise
             except KeyUnavailable as missing:
+                if await self._erasures.scope(self._topic.topic_id) is None:
+                    raise ErasureFailed(f"topic '{self._topic.name}' was deleted meanwhile") from missing
                 if await self._missing_key() is None:  # no key of the topic opens this, and none will
                     raise
                 outage: Exception = missing

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,12 +16,13 @@ from storage.stores.object_store import StoreSettings
 from tests.agent.running import running
 from tests.erasure.conftest import Place
 from tests.erasure.reading import Row, consumed
-from tests.erasure.test_encrypted_topics import OF_OTHERS, encryption_of, key_file, keyed, keys_of
+from tests.erasure.test_encrypted_topics import OF_OTHERS, encryption_of, key_file, keyed, keys_of, snapshot
 from tests.erasure.test_history_files import KEY, UNHURRIED
 from tests.erasure.test_interruptions import kill_an_erasure
 from tests.spark_compaction.log import Sent, drop_local, one, records
 from tests.spark_compaction.reading import Rows, compact_one
-from tests.spark_compaction.test_encrypted_topics import history, key_ids, rotate, seal
+from tests.spark_compaction.test_encrypted_topics import a_key, hidden, history, key_ids, rotate, seal
+from tests.spark_compaction.test_encrypted_topics import write as write_keys
 from tidelog.cli import app
 
 __all__ = ["key_file", "keyed"]
@@ -184,3 +186,30 @@ async def test_a_file_of_a_destroyed_key_is_never_said_to_be_erased(keyed: Place
             await keyed.erase(KEY)
 
     assert set(await key_ids(keyed.log, "orders")) == {destroyed.key_id}
+
+
+async def test_a_file_of_a_missing_key_is_named_before_anything_changes(keyed: Place, key_file: Path) -> None:
+    old, new = hidden(key_file), a_key("second")
+    write_keys(key_file, old)
+    await keyed.log.topic(
+        "orders", 2, retention_ms="-1", tidelog_encryption="on", tidelog_history="log", local_retention_ms="0"
+    )
+    first = await seal(keyed.settings, keyed.log, "orders")
+    await _write(keyed, 0)
+    await _compact(keyed)
+    assert await drop_local(keyed.sequencer) > 0
+    write_keys(key_file, new + old)
+    await rotate(keyed.settings, keyed.log, "orders")
+    await _write(keyed, 2)
+    write_keys(key_file, new)
+    before = await snapshot(keyed)
+
+    with pytest.raises(KeyUnavailable, match=f"{first.key_id:016x}: .*has no key named file:first"):
+        await keyed.erase(KEY)
+    assert await snapshot(keyed) == before
+    write_keys(key_file, new + old)
+    async with keyed.kept(**UNHURRIED):
+        report = await keyed.erase(KEY)
+
+    assert (report.raw_records, report.history_records) == (4, 4)
+    assert await is_erased_and_hidden(keyed)

@@ -1,11 +1,14 @@
 """Erasing from the log of encrypted topics: batches in the clear, of an old key and of a new one."""
 
+import asyncio
+import contextlib
 import dataclasses
+import logging
 from pathlib import Path
 
 import pytest
 
-from erasure.report import ErasureFailed
+from erasure.report import ErasureFailed, ErasureProgress
 from sequencer.housekeeping.erasures import PartitionEnd
 from storage.encryption.key_wrapping import KeyUnavailable
 from storage.encryption.sealed_batches import TopicKey, sealed_counts
@@ -226,6 +229,33 @@ async def test_without_the_key_of_an_old_batch_nothing_changes_until_it_is_back(
     assert await keyed.objects_holding(b"K", await keys_of(keyed)) == []
 
 
+async def test_a_missing_key_that_nothing_needs_any_more_keeps_no_erasure_waiting(
+    keyed: Place, key_file: Path
+) -> None:
+    old, new = hidden(key_file), a_key("second")
+    write_keys(key_file, old)
+    topic_id = await keyed.log.topic("orders", PARTITIONS, retention_ms="-1", tidelog_encryption="on")
+    first = await seal(keyed.settings, keyed.log, "orders")
+    await write(keyed, 2)
+    write_keys(key_file, new + old)
+    second = await rotate(keyed.settings, keyed.log, "orders")
+    await write(keyed, 2)
+    write_keys(key_file, new)
+    for partition in map(Partition, range(PARTITIONS)):
+        await keyed.sequencer.retention.delete_records(topic_id, partition, Offset(20))
+
+    async with keyed.kept():
+        async with asyncio.timeout(60):
+            while first.key_id in await key_ids_of_runs(keyed):  # noqa: ASYNC110 - retention sets no event
+                await asyncio.sleep(0.05)
+        report = await keyed.erase(b"K")
+
+    assert report.raw_records == 4
+    assert await key_ids_of_runs(keyed) == {second.key_id}
+    keyring = await keys_of(keyed)
+    assert await rows_of(keyed, keyring=keyring) == [row for row in left_of(keyed) if int(str(row[1])) >= 20]
+
+
 async def test_what_a_destroyed_key_sealed_is_never_said_to_be_erased(keyed: Place) -> None:
     topic_id = await keyed.log.topic("orders", PARTITIONS, retention_ms="-1", tidelog_encryption="on")
     destroyed = await seal(keyed.settings, keyed.log, "orders")
@@ -259,3 +289,53 @@ async def test_a_damaged_seal_is_named(keyed: Place) -> None:
 
     with pytest.raises(ErasureFailed, match=f"{key} at byte .* does not decode"):
         await keyed.erase(b"K")
+
+
+async def test_an_erasure_goes_on_once_the_provider_of_keys_is_back(keyed: Place, key_file: Path) -> None:
+    await write_mixed(keyed)
+    text: list[str] = []
+    waited: list[str] = []
+
+    def hide(now: ErasureProgress) -> None:
+        if now.stage == "reading the log" and not text:
+            text.append(hidden(key_file))
+
+    class BackAgain(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if text and not waited:
+                waited.append(record.getMessage())
+                write_keys(key_file, text[0])
+
+    watching = BackAgain()
+    logging.getLogger("tidelog").addHandler(watching)
+    try:
+        async with keyed.kept():
+            await keyed.erase(b"K", on_progress=hide, encryption_key_life_s=1e-6, encryption_retry_s=0)
+    finally:
+        logging.getLogger("tidelog").removeHandler(watching)
+
+    assert "the erasure tries again" in waited[0]
+    assert str(key_file) in waited[0]
+    keyring = await keys_of(keyed)
+    assert await rows_of(keyed, keyring=keyring) == left_of(keyed)
+    assert await keyed.objects_holding(b"K", keyring) == []
+
+
+async def test_a_topic_that_is_deleted_meanwhile_takes_its_keys_along(keyed: Place) -> None:
+    topic_id = await keyed.log.topic("orders", PARTITIONS, retention_ms="-1", tidelog_encryption="on")
+    await seal(keyed.settings, keyed.log, "orders")
+    await write(keyed, 8)
+    loop = asyncio.get_running_loop()
+    deleted: list[ErasureProgress] = []
+
+    def delete(now: ErasureProgress) -> None:
+        if not deleted:
+            deleted.append(now)
+            asyncio.run_coroutine_threadsafe(keyed.sequencer.topics.delete("orders"), loop).result(30)
+
+    async with keyed.kept(restore_horizon_s=0):
+        with contextlib.suppress(ErasureFailed):  # the sweep of the topic may come first
+            await keyed.erase(b"K", on_progress=delete, encryption_key_life_s=1e-6, encryption_retry_s=0)
+
+    assert deleted
+    assert await keyed.sequencer.topic_keys.ids_of(topic_id) == []
