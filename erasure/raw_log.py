@@ -309,8 +309,8 @@ class RawEraser:
         for swap in swaps:
             [run] = swap.replaced
             data = read.of(run)
-            key = claim.claim.inputs[run.segment_id].object_key
             if (fault := fault_of_run(run, data)) is not None:
+                key = claim.claim.inputs[run.segment_id].object_key
                 raise ErasureFailed(
                     f"{key} at byte {run.position} is damaged ({fault}), so its runs cannot be moved out of "
                     "it. `tidelog doctor` says more"
@@ -320,6 +320,7 @@ class RawEraser:
                 try:
                     found = _erased(run, data, self._keys, keyring, before)
                 except SealBroken as broken:
+                    key = claim.claim.inputs[run.segment_id].object_key
                     raise ErasureFailed(_undecodable(key, run, broken)) from broken
                 if found is not None:
                     data = memoryview(found.data)

@@ -15,6 +15,7 @@ from storage.encryption.sealed_batches import TopicKey, sealed_counts
 from storage.encryption.settings import EncryptionSettings
 from storage.encryption.topic_keyring import TopicKeyring
 from storage.identifiers import KeyId, ObjectKey, Offset, Partition
+from storage.stores.inline_objects import InlineObjects
 from storage.stores.object_store import StoreSettings
 from tests.agent.running import running
 from tests.compactor.merging import merge_everything
@@ -22,6 +23,7 @@ from tests.erasure.conftest import SECRET, Place
 from tests.erasure.reading import consumed
 from tests.erasure.test_interruptions import kill_an_erasure
 from tests.erasure.test_raw_log import PARTITIONS, left_of, rows_of, topic_of, write
+from tests.erasure.test_transactions import committed, write_all_sorts
 from tests.spark_compaction.log import CLUSTER, one, records
 from tests.spark_compaction.test_encrypted_topics import (
     a_key,
@@ -65,16 +67,18 @@ async def write_mixed(place: Place, segments: int = 2) -> TopicKey:
     return newest
 
 
-async def key_ids_of_runs(place: Place) -> set[KeyId | None]:
+async def key_ids_of_runs(place: Place, partitions: int = PARTITIONS) -> set[KeyId | None]:
     """The keys of all batches that runs of the log have; None stands for batches in the clear."""
     topic = await topic_of(place)
     found: set[KeyId | None] = set()
-    for partition in map(Partition, range(PARTITIONS)):
+    for partition in map(Partition, range(partitions)):
         end = PartitionEnd(
             partition=partition, log_start_offset=Offset(0), end_offset=Offset(1 << 40), size_bytes=0
         )
         for run in await place.sequencer.erasures.runs(topic.topic_id, end, Offset(0), 1000):
-            data = await place.store.get(run.object_key, run.position, run.position + run.length)
+            data = await InlineObjects(place.store).get(
+                run.object_key, run.position, run.position + run.length
+            )
             found |= set(sealed_counts(data)) or {None}
     return found
 
@@ -190,6 +194,33 @@ async def test_sealed_copies_that_merging_left_behind_go_too(keyed: Place) -> No
     assert await rows_of(keyed, keyring=keyring) == left_of(keyed)
     assert await keyed.objects_holding(b"K", keyring) == []
     assert await keyed.objects_with(SECRET) == []
+    assert await keyed.is_healthy()
+
+
+@pytest.mark.parametrize("merged", [False, True])
+async def test_sealed_transactions_end_as_they_would_have(
+    keyed: Place, database_url: str, store_url: str, store_settings: StoreSettings, merged: bool
+) -> None:
+    await keyed.log.topic("orders", retention_ms="-1", tidelog_encryption="on")
+    await seal(keyed.settings, keyed.log, "orders")
+    still_open, aborted = await write_all_sorts(keyed)
+    newest = await rotate(keyed.settings, keyed.log, "orders")
+    if merged:
+        await merge_everything(keyed.sequencer, InlineObjects(keyed.store))
+
+    async with keyed.kept():
+        report = await keyed.erase(b"K")
+    await keyed.log.end(still_open, commit=True)
+
+    assert report.raw_records == 34
+    assert newest.key_id in await key_ids_of_runs(keyed, partitions=1)
+    encryption = encryption_of(keyed)
+    async with running(
+        database_url, store_url, store_settings=store_settings, encryption=encryption
+    ) as agent:
+        assert await consumed(agent, "orders", 1) == committed(keyed)
+        everything = await consumed(agent, "orders", 1, isolation="read_uncommitted")
+    assert everything == sorted(committed(keyed) + aborted, key=lambda row: row[1])
     assert await keyed.is_healthy()
 
 
