@@ -5,7 +5,10 @@ Promises:
   offset was below the high watermark when it began. No other record's offset has moved.
 - It may be killed at any point, and run again: then it finds what is left.
 - Every wait ends by `erase_timeout_s`.
-- A step that Postgres or the store ended, or a late confirmation of the bucket's ownership, begins again.
+- A step that Postgres, the store or the provider of keys ended, or a late confirmation of the bucket's
+  ownership, begins again.
+- Of an encrypted topic nothing changes while a key that it needs cannot be had. What no key opens is an
+  error, and never counts as erased.
 """
 
 import asyncio
@@ -16,6 +19,7 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 from uuid import UUID
 
+from erasure.missing_keys import MissingKeys
 from erasure.raw_log import RawEraser
 from erasure.report import ErasureFailed, ErasureProgress, ErasureReport, OnProgress, Stage
 from erasure.settings import ErasureSettings
@@ -23,10 +27,11 @@ from sequencer.client import Sequencer
 from sequencer.cluster.ownership import OwnershipLost, OwnershipUnconfirmed
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.housekeeping.garbage import BEFORE_ALL
-from sequencer.topics.known_configs import ENCRYPTION
 from sequencer.topics.topics import Topic, UnknownTopic
+from spark_compaction.job_keys import JobKeys, open_job_keys
 from spark_compaction.open_log import open_log
 from storage.arrow.erased_batches import ErasedKeys
+from storage.encryption.key_wrapping import KeyUnavailable
 from storage.stores.object_store import ObjectStore, StoreUnavailable
 from storage.stores.open_store import open_store
 
@@ -46,7 +51,7 @@ def erase_records(
 ) -> ErasureReport:
     """Erases the records of these keys from a topic. Do not call it from a coroutine.
 
-    Raises ErasureFailed, UnknownTopic, ValueError for an encrypted topic, and what compaction raises.
+    Raises ErasureFailed, UnknownTopic, KeyUnavailable, and what compaction raises.
     """
     return asyncio.run(_erase_records(settings, topic_name, keys, on_progress))
 
@@ -54,15 +59,14 @@ def erase_records(
 async def _erase_records(
     settings: ErasureSettings, topic_name: str, keys: ErasedKeys, on_progress: OnProgress
 ) -> ErasureReport:
-    async with open_log(settings) as sequencer:
+    async with open_log(settings) as sequencer, open_job_keys(settings, sequencer) as job_keys:
         store = await open_store(settings.store_url, settings)
         try:
             topics = await sequencer.topics.by_name([topic_name])
             if topic_name not in topics:
                 raise UnknownTopic(f"There is no topic '{topic_name}'.")
-            if ENCRYPTION in topics[topic_name].config:
-                raise ValueError(f"The records of '{topic_name}' are encrypted: only agents have its keys.")
-            return await Erasure(sequencer, store, settings, topics[topic_name], keys, on_progress).run()
+            topic = topics[topic_name]
+            return await Erasure(sequencer, store, settings, topic, keys, job_keys, on_progress).run()
         finally:
             await store.close()
 
@@ -77,6 +81,7 @@ class Erasure:
         settings: ErasureSettings,
         topic: Topic,
         keys: ErasedKeys,
+        job_keys: JobKeys,
         on_progress: OnProgress = lambda _: None,
     ) -> None:
         self._sequencer = sequencer
@@ -85,21 +90,27 @@ class Erasure:
         self._settings = settings
         self._topic = topic
         self._keys = keys
+        self._job_keys = job_keys
         self._on_progress = on_progress
         self._report = ErasureReport(topic=topic.name, keys=len(keys.keys))
 
     async def run(self) -> ErasureReport:
-        """Raises ErasureFailed and what its steps raise."""
+        """Raises ErasureFailed, KeyUnavailable and what its steps raise."""
         began_s = time.monotonic()
         scope = await self._erasures.scope(self._topic.topic_id)
         if scope is None:
             raise ErasureFailed(f"topic '{self._topic.name}' was deleted meanwhile")
+        keyring = await self._job_keys.of(self._topic)
+        if keyring is not None and keyring.refused:
+            missing = MissingKeys(self._sequencer, self._store, self._settings, self._topic, keyring)
+            await missing.check(scope)
         raw = RawEraser(
             self._sequencer,
             self._store,
             self._settings,
             self._topic,
             self._keys,
+            self._job_keys,
             scope,
             self._report,
             self._on_progress,
@@ -116,6 +127,7 @@ class Erasure:
                 self._settings,
                 self._topic,
                 self._keys,
+                self._job_keys,
                 scope,
                 self._report,
                 self._on_progress,
@@ -135,11 +147,29 @@ class Erasure:
                 return await step()
             except OwnershipLost:
                 raise
-            except _PASSING as outage:
-                log.warning("the erasure tries again in %.1f s: %s", pause_s, outage)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            except KeyUnavailable as missing:
+                if await self._erasures.scope(self._topic.topic_id) is None:
+                    raise ErasureFailed(f"topic '{self._topic.name}' was deleted meanwhile") from missing
+                if await self._missing_key() is None:  # no key of the topic opens this, and none will
+                    raise
+                outage: Exception = missing
+            except _PASSING as passing:
+                outage = passing
+            log.warning("the erasure tries again in %.1f s: %s", pause_s, outage)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         return await step()
+
+    async def _missing_key(self) -> str | None:
+        """Why a key of the topic cannot be had; None if all can."""
+        try:
+            keyring = await self._job_keys.of(self._topic)
+        except KeyUnavailable as missing:
+            return str(missing)
+        if keyring is None or not keyring.refused:
+            return None
+        key_id, reason = next(iter(keyring.refused.items()))
+        return f"its key {key_id:016x}: {reason}"
 
     async def _jobs_have_ended(self, at_work: Callable[[], Awaitable[frozenset[UUID]]]) -> None:
         """Waits for the jobs that are at work now, not for those that begin later."""

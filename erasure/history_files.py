@@ -6,6 +6,7 @@ one transaction. At the end no other snapshot than the current one is left in th
 
 Promises:
 - A job that another one outruns is planned again. The last round finds nothing.
+- Files of an encrypted topic are opened to look into them, and new ones are encrypted with its newest key.
 - Where Parquet is the log, the coordinates of row groups change with the publish.
 """
 
@@ -34,6 +35,7 @@ from spark_compaction.footers import ExpectedFile
 from spark_compaction.iceberg_table import AddedFile, Change, HistoryTableFiles
 from spark_compaction.java import JavaMissing
 from spark_compaction.job import SparkJobFailed, kept_lease, publish_staged
+from spark_compaction.job_keys import JobKeys
 from spark_compaction.manifest import ManifestRefused
 from spark_compaction.rewrite_job import run_rewrite_job
 from spark_compaction.rewrite_tasks import (
@@ -43,6 +45,7 @@ from spark_compaction.rewrite_tasks import (
 )
 from spark_compaction.session import SparkUnavailable
 from storage.arrow.erased_batches import ErasedKeys
+from storage.encryption.topic_keyring import TopicKeyring
 from storage.identifiers import Offset
 from storage.threads import Threads
 
@@ -58,6 +61,7 @@ class HistoryEraser:
         settings: ErasureSettings,
         topic: Topic,
         keys: ErasedKeys,
+        job_keys: JobKeys,
         scope: ErasureScope,
         report: ErasureReport,
         on_progress: OnProgress,
@@ -66,6 +70,7 @@ class HistoryEraser:
         self._settings = settings
         self._topic = topic
         self._keys = keys
+        self._job_keys = job_keys
         self._scope = scope
         self._ends = {end.partition: end.end_offset for end in scope.partitions}
         self._report = report
@@ -74,7 +79,7 @@ class HistoryEraser:
         self._threads = Threads("spark", 1)
 
     async def run(self) -> None:
-        """Raises ErasureFailed and what the sequencer and the store raise."""
+        """Raises ErasureFailed, KeyUnavailable and what the sequencer and the store raise."""
         try:
             await self._run()
         except (SparkJobFailed, SparkUnavailable, JavaMissing, ManifestRefused) as failed:
@@ -120,7 +125,8 @@ class HistoryEraser:
         job = await self._begin()
         async with kept_lease(self._sequencer, job, self._settings.job_lease_s):
             rewrites = [Rewrite(sources=(file,)) for file in files]
-            rows = await self._look(job, rewrites, done_before)
+            keyring = await self._job_keys.of(self._topic)
+            rows = await self._look(job, rewrites, keyring, done_before)
             self._report.files_read += len(files)
             touched_ids = {row.task_id for row in rows if row.expired_rows}
             touched = [rewrite for number, rewrite in enumerate(rewrites) if number in touched_ids]
@@ -128,7 +134,7 @@ class HistoryEraser:
                 await self._sequencer.history.abandon(job.job_id)
                 return False
             expected = expected_files(rewrites, rows, file_bytes=self._settings.parquet_file_bytes)
-            added = await self._threads.run(self._describe, job, expected)
+            added = await self._threads.run(self._describe, job, expected, keyring)
             removed = [file for rewrite in touched for file in rewrite.sources]
             outcome = await publish_staged(self._sequencer, job, partial(self._stage, job, added, removed))
             if isinstance(outcome, Published):
@@ -157,7 +163,7 @@ class HistoryEraser:
         raise ErasureFailed("another erasure works on this topic. Run the command again when it has ended")
 
     async def _look(
-        self, job: HistoryJob, rewrites: Sequence[Rewrite], done_before: int
+        self, job: HistoryJob, rewrites: Sequence[Rewrite], keyring: TopicKeyring | None, done_before: int
     ) -> list[RewrittenFile]:
         return await run_rewrite_job(
             self._settings,
@@ -165,7 +171,7 @@ class HistoryEraser:
             self._address,
             job,
             rewrites,
-            keyring=None,
+            keyring=keyring,
             erased_keys=self._keys.keys,
             erased_to=self._ends,
             on_tasks_done=lambda done: self._on_progress(
@@ -177,8 +183,11 @@ class HistoryEraser:
             ),
         )
 
-    def _describe(self, job: HistoryJob, expected: Sequence[ExpectedFile]) -> Sequence[AddedFile]:
-        return HistoryTableFiles(self._address, self._address.open(), job, job.table).describe(expected, None)
+    def _describe(
+        self, job: HistoryJob, expected: Sequence[ExpectedFile], keyring: TopicKeyring | None
+    ) -> Sequence[AddedFile]:
+        table = HistoryTableFiles(self._address, self._address.open(), job, job.table)
+        return table.describe(expected, keyring)
 
     def _stage(
         self, job: HistoryJob, added: Sequence[AddedFile], removed: Sequence[TableFile], on: TableVersion

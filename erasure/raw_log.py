@@ -6,6 +6,8 @@ these records. The runs are swapped as merging swaps them, so readers find every
 
 Promises:
 - An object that holds such a record, in a run or between its runs, ends without runs: it is garbage.
+- Batches of an encrypted topic are opened to look into them. A run that loses records is sealed with the
+  topic's newest key.
 - Of a partition that changes meanwhile the swap fails, and the next pass reads it again. The last pass finds
   nothing.
 - Memory is bounded by `erase_object_bytes` and `erase_requests`, whatever the topic's size.
@@ -15,6 +17,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from uuid import UUID
 
 from compactor.merge_copy import ByteRange, LaidOut, Layout, ReadRanges, fault_of_run, ranges_to_read
@@ -35,13 +38,18 @@ from sequencer.housekeeping.merge_values import (
     MergeOutput,
     PartitionKey,
     PlacedSwap,
+    RunToMerge,
     SwapsRefused,
 )
 from sequencer.housekeeping.merges import BEFORE_ALL
 from sequencer.topics.topics import Topic
-from storage.arrow.erased_batches import ErasedKeys, erase_keys, holds_keys
+from spark_compaction.job_keys import JobKeys
+from storage.arrow.erased_batches import ErasedKeys, ErasedRun, erase_keys, holds_keys
 from storage.batches.batch_validation import InvalidBatch
-from storage.identifiers import Offset, SegmentId, new_segment_id
+from storage.encryption.key_wrapping import KeyUnavailable
+from storage.encryption.sealed_batches import SealBroken, sealed_records
+from storage.encryption.topic_keyring import TopicKeyring, opened_batches
+from storage.identifiers import ObjectKey, Offset, SegmentId, new_segment_id
 from storage.segments.keys import merged_key
 from storage.segments.segment import TRAILER_BYTES, CorruptSegment, FooterRun, footer_range, read_footer
 from storage.stores.object_store import ObjectNotFound, ObjectStore
@@ -72,6 +80,7 @@ class RawEraser:
         settings: ErasureSettings,
         topic: Topic,
         keys: ErasedKeys,
+        job_keys: JobKeys,
         scope: ErasureScope,
         report: ErasureReport,
         on_progress: OnProgress,
@@ -81,6 +90,7 @@ class RawEraser:
         self._settings = settings
         self._topic = topic
         self._keys = keys
+        self._job_keys = job_keys
         self._scope = scope
         self._ends = {end.partition: end.end_offset for end in scope.partitions}
         self._report = report
@@ -88,8 +98,8 @@ class RawEraser:
         self._threads = Threads("erase", 2)
 
     async def run(self) -> None:
-        """Reads and empties until a pass finds nothing. Raises ErasureFailed, SequencerUnavailable,
-        CommitOutcomeUnknown, StoreUnavailable or OwnershipUnconfirmed."""
+        """Reads and empties until a pass finds nothing. Raises ErasureFailed, KeyUnavailable,
+        SequencerUnavailable, CommitOutcomeUnknown, StoreUnavailable or OwnershipUnconfirmed."""
         for _ in range(_MOST_PASSES):
             self._report.passes += 1
             if not await self._pass():
@@ -165,15 +175,12 @@ class RawEraser:
             return True
         self._report.raw_bytes_read += len(data)
         try:
+            opened = await self._job_keys.opened(self._topic, run.partition, data)
             return await self._threads.run(
-                lambda: holds_keys(data, run.base_offset, self._keys, before=end.end_offset)
+                lambda: holds_keys(opened, run.base_offset, self._keys, before=end.end_offset)
             )
-        except (InvalidBatch, ValueError) as error:
-            raise ErasureFailed(
-                f"{run.object_key} at byte {run.position} (partition {run.partition}, offset "
-                f"{run.base_offset}) does not decode, so nothing is known of its keys: {error}. `tidelog "
-                "doctor` says more; retention, or deleting these records, removes them"
-            ) from error
+        except (InvalidBatch, SealBroken, ValueError) as error:
+            raise ErasureFailed(_undecodable(run.object_key, run, error)) from error
 
     async def _holds_dead_records(self, segment: SegmentSeen) -> bool:
         """True if the object has a record to erase where no run of the topic is."""
@@ -186,11 +193,19 @@ class RawEraser:
                 data = await self._store.get(segment.object_key, run.position, run.position + run.length)
                 before = (1 << 62) if run.base_offset is None else self._ends.get(run.partition, Offset(0))
                 base = int(run.base_offset or 0)
-                if await self._threads.run(_holds_any, bytes(data), base, self._keys, before):
+                if await self._may_hold(bytes(data), run.partition, base, before):
                     return True
         except (ObjectNotFound, CorruptSegment):
             return False  # gone since, or nothing that a reader could use
         return False
+
+    async def _may_hold(self, data: bytes, partition: int, base_offset: int, before: int) -> bool:
+        """As `holds_keys`. Bytes that do not decode, or that no key opens, may hold anything: True."""
+        try:
+            opened = await self._job_keys.opened(self._topic, partition, data)
+            return await self._threads.run(lambda: holds_keys(opened, base_offset, self._keys, before=before))
+        except (InvalidBatch, KeyUnavailable, SealBroken, ValueError):
+            return True
 
     async def _footer_runs(self, segment: SegmentSeen) -> Sequence[FooterRun]:
         size = segment.object_bytes
@@ -254,7 +269,8 @@ class RawEraser:
         """Reads, checks, erases, uploads and publishes one object, whose id it adds to `outputs`."""
         read = await self._read(claim, ranges_to_read(swaps, _READ_BYTES))
         segment_id = new_segment_id()
-        laid_out, erased = await self._threads.run(self._laid_out, segment_id, swaps, read, claim)
+        keyring = await self._job_keys.of(self._topic)
+        laid_out, erased = await self._threads.run(self._laid_out, segment_id, swaps, read, claim, keyring)
         key = merged_key(self._settings.cluster, segment_id)
         await self._sequencer.reservations.reserve(
             {segment_id: key}, _RESERVATION_LEASES * self._settings.job_lease_s, _WRITER
@@ -278,7 +294,12 @@ class RawEraser:
         self._report.bytes_written += laid_out.size_bytes
 
     def _laid_out(
-        self, segment_id: SegmentId, swaps: Sequence[Swap], read: ReadRanges, claim: ErasureClaim
+        self,
+        segment_id: SegmentId,
+        swaps: Sequence[Swap],
+        read: ReadRanges,
+        claim: ErasureClaim,
+        keyring: TopicKeyring | None,
     ) -> tuple[LaidOut, dict[int, int]]:
         """The new object, and how many records went from each run, by the run's `id`."""
         layout = Layout(segment_id, _WRITER, run_bytes=_ONE_RUN_BYTES)
@@ -292,9 +313,13 @@ class RawEraser:
                     f"{key} at byte {run.position} is damaged ({fault}), so its runs cannot be moved out of "
                     "it. `tidelog doctor` says more"
                 )
-            if run.topic_id == self._topic.topic_id:
-                before = self._ends.get(run.partition, Offset(0))
-                found = erase_keys(data, run.base_offset, self._keys, before=before)
+            before = self._ends.get(run.partition, Offset(0))
+            if run.topic_id == self._topic.topic_id and run.base_offset < before:
+                try:
+                    found = _erased(run, data, self._keys, keyring, before)
+                except SealBroken as broken:
+                    key = claim.claim.inputs[run.segment_id].object_key
+                    raise ErasureFailed(_undecodable(key, run, broken)) from broken
                 if found is not None:
                     data = memoryview(found.data)
                     erased[id(run)] = found.records
@@ -349,12 +374,24 @@ class RawEraser:
                     return
 
 
-def _holds_any(data: bytes, base_offset: int, keys: ErasedKeys, before: int) -> bool:
-    """As `holds_keys`. Bytes that do not decode may hold anything, so they count."""
-    try:
-        return holds_keys(data, base_offset, keys, before=before)
-    except (InvalidBatch, ValueError):
-        return True
+def _undecodable(object_key: ObjectKey, run: RunToErase | RunToMerge, error: Exception) -> str:
+    return (
+        f"{object_key} at byte {run.position} (partition {run.partition}, offset {run.base_offset}) does not "
+        f"decode, so nothing is known of its keys: {error}. `tidelog doctor` says more; retention, or "
+        "deleting these records, removes them"
+    )
+
+
+def _erased(
+    run: RunToMerge, data: memoryview, keys: ErasedKeys, keyring: TopicKeyring | None, before: int
+) -> ErasedRun | None:
+    """As `erase_keys`. The run of an encrypted topic is sealed with its newest key. Raises KeyUnavailable or
+    SealBroken, too."""
+    opened = opened_batches(keyring, data, run.partition)
+    found = erase_keys(opened, run.base_offset, keys, before=before)
+    if found is None or keyring is None:
+        return found
+    return replace(found, data=sealed_records(found.data, run.partition, keyring.newest))
 
 
 def _is_covered(run: FooterRun, covered: Sequence[tuple[int, int]]) -> bool:

@@ -14,6 +14,7 @@ from sequencer.topics.known_configs import ENCRYPTION
 from sequencer.topics.topic_key_cache import TopicKeys, keys_for_jobs
 from sequencer.topics.topics import Topic
 from spark_compaction.settings import CompactionSettings
+from storage.batches.byte_arrays import Buffer
 from storage.encryption.topic_keyring import TopicKeyring
 from storage.stores.open_store import open_store
 
@@ -27,6 +28,10 @@ class JobKeys:
         then no batch of the plan has a newer key. Raises KeyUnavailable.
         """
         return await self._keys.all_of(topic.topic_id) if ENCRYPTION in topic.config else None
+
+    async def opened(self, topic: Topic, partition: int, batches: Buffer) -> Buffer:
+        """Returns whole batches, those opened that are sealed. Raises KeyUnavailable or SealBroken."""
+        return await self._keys.opened(topic.topic_id, partition, batches)
 
 
 @asynccontextmanager

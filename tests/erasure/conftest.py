@@ -18,8 +18,10 @@ from erasure.erase import erase_records
 from erasure.report import ErasureReport, OnProgress
 from erasure.settings import ErasureSettings
 from sequencer.client import Sequencer
+from spark_compaction.history_file import decryption_of
 from storage.arrow.arrow_columns import decode_batches
 from storage.arrow.erased_batches import ErasedKeys
+from storage.encryption.topic_keyring import ReadKeyring, opened_batches
 from storage.identifiers import ObjectKey
 from storage.segments.keys import segment_id_of
 from storage.segments.segment import verify_segment
@@ -73,17 +75,20 @@ class Place:
             with contextlib.suppress(ObjectNotFound):
                 yield info.key, bytes(await self.store.get(info.key))
 
-    async def objects_holding(self, key: bytes) -> list[ObjectKey]:
-        """The objects of the bucket with a record of this key, in whatever compression."""
+    async def objects_holding(self, key: bytes, keyring: ReadKeyring | None = None) -> list[ObjectKey]:
+        """The objects of the bucket with a record of this key, in whatever compression. `keyring` opens what
+        is encrypted: without it, that is an error."""
         found = []
         async for object_key, data in self._objects():
             if object_key.endswith(".parquet"):
-                keys = pq.read_table(pa.BufferReader(data), columns=["key"]).column("key").to_pylist()
+                decryption = decryption_of(keyring, pq.read_metadata(pa.BufferReader(data)))
+                file = pq.ParquetFile(pa.BufferReader(data), decryption_properties=decryption)
+                keys = file.read(columns=["key"]).column("key").to_pylist()
             elif segment_id_of(object_key) is not None:
                 keys = [
                     row["key"]
                     for run in verify_segment(data).runs
-                    for row in decode_batches(data, run.position, run.position + run.length, 0).to_pylist()
+                    for row in _rows(data[run.position : run.position + run.length], run.partition, keyring)
                 ]
             else:
                 continue
@@ -95,6 +100,11 @@ class Place:
         diagnosis = await examine(self.sequencer, self.store, CLUSTER, True, DoctorSettings())
         print(diagnosis)
         return diagnosis.is_healthy
+
+
+def _rows(run: bytes, partition: int, keyring: ReadKeyring | None) -> list[dict[str, Any]]:
+    batches = opened_batches(keyring, run, partition)
+    return decode_batches(batches, 0, len(batches), 0).to_pylist()
 
 
 @asynccontextmanager

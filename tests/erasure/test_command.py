@@ -85,10 +85,8 @@ async def test_what_cannot_be_erased_is_said(arguments: tuple[str, ...], said: s
         await asyncio.to_thread(_run, *arguments)
 
 
-async def test_an_encrypted_topic_is_refused(place: Place) -> None:
-    encrypted = {"tidelog.encryption": "on", "tidelog.history": "off"}
-    await place.log.topic("orders", 1)
-    await place.sequencer.topics.alter_config("orders", encrypted, ())
+async def test_an_encrypted_topic_without_its_keys_is_refused_and_the_fix_is_named(place: Place) -> None:
+    await place.log.topic("orders", 1, tidelog_encryption="on")
 
-    with pytest.raises(UserError, match="encrypted"):
+    with pytest.raises(UserError, match=r"'orders' is encrypted: .*TIDELOG_ENCRYPTION_PROVIDER"):
         await asyncio.to_thread(_run, "orders", "--key", "a")

@@ -15,6 +15,7 @@ import pytest
 from pydantic import SecretStr
 
 from erasure.report import ErasureFailed, ErasureProgress
+from erasure.settings import ErasureSettings
 from sequencer.cluster.ownership import OwnershipLost, OwnershipUnconfirmed
 from sequencer.history.history_values import Begun
 from sequencer.topics.topics import UnknownTopic
@@ -47,28 +48,35 @@ async def second(self, *arguments):
 
 if point == "publish":
     RawEraser._publish = second
-erase_records(settings, "orders", ErasedKeys([b"K"]), lambda now: die() if now.stage == point else None)
+if point == "publish of history":
+    import erasure.history_files
+    erasure.history_files.publish_staged = die
+keys = ErasedKeys([sys.argv[3].encode()])
+erase_records(settings, "orders", keys, lambda now: die() if now.stage == point else None)
 """
+
+
+async def kill_an_erasure(settings: ErasureSettings, point: str, key: bytes = b"K") -> None:
+    """Runs one in its own process, which dies at its second publish of a new object, before that of history,
+    or at a stage."""
+    quick = settings.model_copy(update={"job_lease_s": 1.0, "erase_object_bytes": 4096})
+    plain = {
+        name: value.get_secret_value() if isinstance(value, SecretStr) else value
+        for name, value in quick.model_dump().items()
+    }
+    killed = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _KILLED, point, json.dumps(plain), key.decode()),
+        cwd=Path(__file__).parents[2],
+    )
+    assert await asyncio.wait_for(killed.wait(), 120) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("point", ["publish", "reading the log", "waiting for old objects to be deleted"])
 async def test_a_killed_erasure_is_finished_by_running_it_again(place: Place, point: str) -> None:
     await place.log.topic("orders", PARTITIONS, retention_ms="-1")
     await write(place, 12)
-    settings = place.settings.model_copy(update={"job_lease_s": 1.0, "erase_object_bytes": 4096})
-
-    plain = {
-        name: value.get_secret_value() if isinstance(value, SecretStr) else value
-        for name, value in settings.model_dump().items()
-    }
-    given = json.dumps(plain)
-
     async with place.kept():
-        killed = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", _KILLED, point, given),
-            cwd=Path(__file__).parents[2],
-        )
-        assert await asyncio.wait_for(killed.wait(), 60) == -signal.SIGKILL
+        await kill_an_erasure(place.settings, point)
 
         await place.erase(b"K", job_lease_s=1.0)
 

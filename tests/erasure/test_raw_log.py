@@ -3,6 +3,7 @@
 from sequencer.topics.topics import Topic
 from storage.arrow.arrow_columns import decode_batches
 from storage.batches.record_batch import Compression
+from storage.encryption.topic_keyring import ReadKeyring, opened_batches
 from storage.identifiers import TopicId
 from tests.compactor.merging import merge_everything, read_back
 from tests.erasure.conftest import SECRET, Place
@@ -30,14 +31,18 @@ async def topic_of(place: Place, name: str = "orders") -> Topic:
     return (await place.sequencer.topics.by_name([name]))[name]
 
 
-async def rows_of(place: Place, name: str = "orders") -> list[tuple[object, ...]]:
-    """Partition, offset, key and value of each record, as readers find them by their coordinates."""
+async def rows_of(
+    place: Place, name: str = "orders", keyring: ReadKeyring | None = None
+) -> list[tuple[object, ...]]:
+    """Partition, offset, key and value of each record, as readers find them by their coordinates. `keyring`
+    opens sealed batches."""
     topic = await topic_of(place, name)
     found: list[tuple[object, ...]] = []
     for partition in range(topic.partition_count):
         back = await read_back(place.sequencer, place.store, topic, partition)
         for offset, data in back.batches:
-            batch = bytes(8) + (len(data) + 4).to_bytes(4, "big") + bytes(4) + data
+            stored = bytes(8) + (len(data) + 4).to_bytes(4, "big") + bytes(4) + data
+            batch = opened_batches(keyring, stored, partition)
             rows = decode_batches(batch, 0, len(batch), offset).to_pylist()
             found += [(partition, row["offset"], row["key"], row["value"]) for row in rows]
     return found

@@ -25,8 +25,7 @@ async def write_in(place: Place, transaction: Transaction, name: str) -> None:
 
 
 async def write_all_sorts(place: Place) -> tuple[Transaction, list[Row]]:
-    """Returns an open transaction, and the aborted records without those of `K`."""
-    await place.log.topic("orders", retention_ms="-1")
+    """Returns an open transaction, and the aborted records without those of `K`. The topic exists."""
     aborted: list[Row] = []
     for number in range(4):
         first, second = [await place.log.transaction(f"{number} {part}") for part in range(2)]
@@ -51,6 +50,7 @@ def committed(place: Place) -> list[Row]:
 async def test_consumers_see_what_transactions_left_without_the_erased_records(
     place: Place, database_url: str, store_url: str, store_settings: StoreSettings, merged: bool
 ) -> None:
+    await place.log.topic("orders", retention_ms="-1")
     still_open, aborted = await write_all_sorts(place)
     if merged:
         await merge_everything(place.sequencer, InlineObjects(place.store))
@@ -71,6 +71,7 @@ async def test_consumers_see_what_transactions_left_without_the_erased_records(
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 async def test_a_table_of_what_was_erased_has_the_committed_records(place: Place, catalog_url: str) -> None:
+    await place.log.topic("orders", retention_ms="-1")
     still_open, _ = await write_all_sorts(place)
     async with place.kept():
         await place.erase(b"K")

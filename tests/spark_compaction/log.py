@@ -114,6 +114,8 @@ class Log:
         parts = [(topic_id, Partition(batch.partition)) for batch in batches]
         await self.sequencer.transactions.add(transaction.producer, parts)
         pending = [_in_transaction(_pending(topic_id, batch), transaction) for batch in batches]
+        if topic in self.sealing:
+            pending = [sealed(each, self.sealing[topic]) for each in pending]
         transaction.written += [(topic, row) for row in await self._commit(pending, batches)]
 
     async def end(self, transaction: Transaction, *, commit: bool) -> None:

@@ -18,6 +18,7 @@ from sequencer.cluster.store_identity import WrongStore
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.topics.topics import UnknownTopic
 from storage.arrow.erased_batches import ErasedKeys
+from storage.encryption.key_wrapping import KeyUnavailable
 from storage.stores.object_store import StoreUnavailable
 from tidelog.audit import audited
 from tidelog.errors import UserError
@@ -30,6 +31,11 @@ from tidelog.process.settings import ClientSettings
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _AGAIN = "The same command, run again, goes on with what is left."
+
+_KEYS = (
+    "Give the command the agents' TIDELOG_ENCRYPTION_* settings, and run it again: it goes on with what is "
+    "left. What no key opens, retention or deleting these records removes (docs/operate.md)."
+)
 
 
 @app.command(no_args_is_help=True)
@@ -71,6 +77,8 @@ def erase(
             report = _with_progress(found.read(ErasureSettings), topic, keys, console)
     except UnknownTopic as unknown:
         raise UserError(str(unknown), "`tidelog topics list` shows those there are.") from None
+    except KeyUnavailable as missing:
+        raise UserError(f"Topic '{topic}' is encrypted: {str(missing).rstrip('.')}.", _KEYS) from None
     except (WrongStore, ValueError) as failed:
         raise UserError(str(failed)) from None
     except (
