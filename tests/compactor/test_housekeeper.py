@@ -205,11 +205,11 @@ async def test_a_job_with_a_mistake_in_it_stops_no_other(
 
     async with running(housekeeper):
         await eventually(others_go_on)
+        [status] = [each for each in await sequencer.jobs.statuses() if each.name == "broken"]
 
     logged = [record for record in caplog.records if getattr(record, "job", None) == "broken"]
     assert [record.levelname for record in logged] == ["ERROR"]
     assert logged[0].exc_info is not None
-    [status] = [each for each in await sequencer.jobs.statuses() if each.name == "broken"]
     assert status.last_error == "ZeroDivisionError: None"
 
 
