@@ -59,7 +59,6 @@ from sequencer.housekeeping.merge_values import (
     RunToMerge,
 )
 from sequencer.housekeeping.merges import BEFORE_ALL
-from sequencer.topics.known_configs import ENCRYPTION
 from sequencer.topics.topic_config import TopicConfig
 from sequencer.topics.topic_key_cache import TopicKeys
 from storage.arrow.aborted_batches import are_markers, left_out
@@ -410,13 +409,11 @@ class Cleaner:
         cleaning.waiting.append(cleaned)
 
     async def _keyring(self, cleaning: _Cleaning) -> TopicKeyring | None:
-        """Returns the keys of the topic; None if it was never encrypted. Ask after its runs are known: then
-        none of their batches has a newer key. Raises KeyUnavailable."""
-        if ENCRYPTION not in cleaning.state.config:
-            return None
+        """As `TopicKeys.all_of`."""
+        state = cleaning.state
         if self._keys is None:
-            raise KeyUnavailable("this housekeeper was given no keys of topics")
-        return await self._keys.all_of(cleaning.state.topic_id)
+            return None
+        return await self._keys.all_of(state.topic_id, state.config)
 
     async def _hold(self, cleaning: _Cleaning, stretch: _Stretch) -> bool:
         """Holds the stretch's objects until what was read of them is published: an erasure waits for that.

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from sequencer.client import Sequencer
-from sequencer.topics.known_configs import ENCRYPTION
 from sequencer.topics.topic_key_cache import TopicKeys, keys_for_jobs
 from sequencer.topics.topics import Topic
 from spark_compaction.settings import CompactionSettings
@@ -27,7 +26,7 @@ class JobKeys:
         """Returns all keys of a topic; None if it was never encrypted. Call it after the job was planned:
         then no batch of the plan has a newer key. Raises KeyUnavailable.
         """
-        return await self._keys.all_of(topic.topic_id) if ENCRYPTION in topic.config else None
+        return await self._keys.all_of(topic.topic_id, topic.config)
 
     async def opened(self, topic: Topic, partition: int, batches: Buffer) -> Buffer:
         """Returns whole batches, those opened that are sealed. Raises KeyUnavailable or SealBroken."""

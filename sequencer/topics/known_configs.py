@@ -141,8 +141,8 @@ _CHANGING: Final = (
         broker_name=ENCRYPTION,
         documentation="on: the records of batches that are written from then on are encrypted with a key of "
         "the topic (docs/encryption.md). off: new batches are not; encrypted ones stay so, and are read as "
-        "before. Parquet files of a topic with this config, on or off, are encrypted. The config can be set "
-        "to off and not removed.",
+        "before. Parquet files of a topic that once had records with a key are encrypted. The config can be "
+        "set to off and not removed.",
         check=one_of(ENCRYPTION, ("on", "off")),
     ),
     ConfigDefinition(

@@ -13,7 +13,7 @@ import asyncio
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -107,20 +107,26 @@ class TopicKeys:
         """Returns the key of the topic that has this id. Raises KeyUnavailable."""
         return await self._get(topic_id, key_id)
 
-    async def all_of(self, topic_id: TopicId) -> TopicKeyring:
-        """Returns all keys of the topic, for a job. If only older ones cannot be had, it says why. Raises
-        KeyUnavailable.
+    async def all_of(self, topic_id: TopicId, config: Mapping[str, str]) -> TopicKeyring | None:
+        """Returns all keys of a topic that has this config, for a job; None if it was never encrypted. Ask
+        after its batches are known: then none of them has a newer key. If only older keys cannot be had, it
+        says why. Raises KeyUnavailable.
         """
+        if ENCRYPTION not in config or (config[ENCRYPTION] != "on" and not await self._ids_of(topic_id)):
+            return None
         newest = await self.to_seal(topic_id)
-        try:
-            ids = await self._rows.ids_of(topic_id)
-        except SequencerUnavailable as error:
-            raise KeyUnavailable(f"the topic's keys cannot be looked up: {error}") from error
+        ids = await self._ids_of(topic_id)
         found = await few_at_a_time(self._get_or_reason, [(topic_id, key_id) for key_id in ids])
         answers = dict(zip(ids, found, strict=True))
         keys = {key_id: key for key_id, key in answers.items() if isinstance(key, TopicKey)}
         reasons = {key_id: why for key_id, why in answers.items() if isinstance(why, str)}
         return TopicKeyring(newest=newest, by_id={**keys, newest.key_id: newest}, refused=reasons)
+
+    async def _ids_of(self, topic_id: TopicId) -> Sequence[KeyId]:
+        try:
+            return await self._rows.ids_of(topic_id)
+        except SequencerUnavailable as error:
+            raise KeyUnavailable(f"the topic's keys cannot be looked up: {error}") from error
 
     async def _get_or_reason(self, place: tuple[TopicId, KeyId]) -> TopicKey | str:
         try:

@@ -14,7 +14,9 @@ from prometheus_client import CollectorRegistry
 from compactor.cleaning import Cleaner
 from compactor.metrics import CleaningMetrics
 from sequencer.client import Sequencer
+from sequencer.topics.topic_key_cache import keys_for_jobs
 from storage.encryption.sealed_batches import is_sealed, key_ids
+from storage.encryption.settings import EncryptionSettings
 from storage.identifiers import Offset, Partition
 from storage.stores.object_store import ObjectStore
 from tests.compactor.builders import CLUSTER
@@ -124,6 +126,24 @@ async def test_a_housekeeper_without_a_provider_lets_the_topic_wait(place: Place
 
     assert [await cleaner.clean_once(), await cleaner.clean_once()] == [True, False]
     assert len(await place.read()) == 3
+
+
+async def test_a_topic_that_was_never_encrypted_needs_no_provider(
+    sequencer: Sequencer, store: ObjectStore
+) -> None:
+    """Tools set configs to their defaults, too."""
+    place = Place(sequencer=sequencer, store=store, log=Log(sequencer=sequencer, store=store))
+    await place.topic(tidelog_encryption="off")
+    for number in range(3):
+        await place.write((b"a", b"%d" % number))
+    await place.discover()
+    keys = keys_for_jobs(sequencer.topic_keys, store, CLUSTER, EncryptionSettings())
+    metrics = CleaningMetrics(CollectorRegistry())
+
+    assert await Cleaner(sequencer, store, CLUSTER, small_steps(**NO_GRACE), metrics, keys=keys).clean_once()
+
+    assert await place.read() == [(2, b"a", b"2")]
+    assert await sequencer.topic_keys.ids_of(place.topic_id) == []
 
 
 async def test_a_batch_that_no_key_opens_stays_and_the_rest_is_cleaned(place: Place) -> None:

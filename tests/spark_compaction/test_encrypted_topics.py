@@ -309,6 +309,18 @@ async def test_a_topic_stays_encrypted_when_it_is_switched_off(
     assert await history(encrypting, log, "orders") == written_rows(log, "orders")
 
 
+async def test_a_topic_that_was_never_encrypted_needs_no_provider(
+    log: Log, settings: CompactionSettings
+) -> None:
+    """Tools set configs to their defaults, too."""
+    await log.topic("orders", tidelog_encryption="off")
+    await log.write("orders", one(0, *records(10)))
+
+    await compact_one(settings, "orders")
+
+    assert await key_ids(log, "orders") == [None]
+
+
 async def test_clear_files_stay_until_a_merge_encrypts_them_with_the_newest_key(
     log: Log, settings: CompactionSettings, encrypting: CompactionSettings
 ) -> None:
