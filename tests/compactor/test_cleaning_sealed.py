@@ -104,7 +104,7 @@ async def test_a_topic_waits_for_its_key_and_others_are_cleaned(
 
     assert worked == [True, True, False]  # it is not tried again before the next discovery
     assert await stored_runs(place) == before
-    assert len([one for one in caplog.records if "waits for its key" in one.message]) == 1
+    assert len([one for one in caplog.records if "waits for its key" in one.getMessage()]) == 1
     assert (
         len(await place.sequencer.cleanings.runs((plain.topic_id, Partition(0)), Offset(0), Offset(9), 9))
         == 1
