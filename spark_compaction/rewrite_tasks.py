@@ -249,7 +249,7 @@ class _Rewriting:
     def _opened(self, data: bytes) -> pq.ParquetFile:
         """Raises KeyUnavailable."""
         decryption = decryption_of(self._context.keyring, pq.read_metadata(pa.BufferReader(data)))
-        # The new file has the only copy of these records, and checksums of its own.
+        # The new file has the only copy of these records, and other checksums.
         return pq.ParquetFile(
             pa.BufferReader(data), page_checksum_verification=True, decryption_properties=decryption
         )

@@ -1,7 +1,6 @@
 """Topics with tidelog.encryption=on, over the wire."""
 
 import asyncio
-import base64
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -29,6 +28,7 @@ from storage.stores.open_store import open_store
 from tests.agent.kafka.apis.administrative_requests import alter, create, delete
 from tests.agent.read_path.wire import a_fetch, a_list_offsets
 from tests.agent.running import Running, Wire, a_batch, a_produce, partitions_of, running
+from tests.support.key_file import key_line
 
 SET, DELETE = 0, 1
 SECRET = b"nobody may read this in the bucket"
@@ -38,14 +38,10 @@ ENCRYPTED = [
 ]
 
 
-def a_key(name: str) -> str:
-    return f"{name} {base64.b64encode(os.urandom(32)).decode()}\n"
-
-
 @pytest.fixture
 def key_file(tmp_path: Path) -> Path:
     path = tmp_path / "keys"
-    path.write_text(a_key("first"))
+    path.write_text(key_line("first"))
     return path
 
 

@@ -1,7 +1,5 @@
 """A compacted topic whose log has batches of two keys and in the clear, in turn."""
 
-import base64
-import os
 from itertools import cycle
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from storage.encryption.settings import EncryptionSettings
 from storage.identifiers import TopicId
 from storage.stores.object_store import ObjectStore
 from tests.compactor.builders import CLUSTER
+from tests.support.key_file import key_line
 
 
 class Sealing:
@@ -22,7 +21,7 @@ class Sealing:
         self._sequencer = sequencer
         self._store = store
         self.key_file = directory / "keys"
-        self.key_file.write_text(f"first {base64.b64encode(os.urandom(32)).decode()}\n")
+        self.key_file.write_text(key_line("first"))
         self._turns: cycle[TopicKey | None] = cycle([None])
         self.forget()
 

@@ -21,8 +21,9 @@ from tests.erasure.test_history_files import KEY, UNHURRIED
 from tests.erasure.test_interruptions import kill_an_erasure
 from tests.spark_compaction.log import Sent, drop_local, one, records
 from tests.spark_compaction.reading import Rows, compact_one
-from tests.spark_compaction.test_encrypted_topics import a_key, hidden, history, key_ids, rotate, seal
+from tests.spark_compaction.test_encrypted_topics import hidden, history, key_ids, rotate, seal
 from tests.spark_compaction.test_encrypted_topics import write as write_keys
+from tests.support.key_file import key_line
 from tidelog.cli import app
 
 __all__ = ["key_file", "keyed"]
@@ -189,7 +190,7 @@ async def test_a_file_of_a_destroyed_key_is_never_said_to_be_erased(keyed: Place
 
 
 async def test_a_file_of_a_missing_key_is_named_before_anything_changes(keyed: Place, key_file: Path) -> None:
-    old, new = hidden(key_file), a_key("second")
+    old, new = hidden(key_file), key_line("second")
     write_keys(key_file, old)
     await keyed.log.topic(
         "orders", 2, retention_ms="-1", tidelog_encryption="on", tidelog_history="log", local_retention_ms="0"

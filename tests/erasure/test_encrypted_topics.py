@@ -26,7 +26,6 @@ from tests.erasure.test_raw_log import PARTITIONS, left_of, rows_of, topic_of, w
 from tests.erasure.test_transactions import committed, write_all_sorts
 from tests.spark_compaction.log import CLUSTER, one, records
 from tests.spark_compaction.test_encrypted_topics import (
-    a_key,
     hidden,
     key_file,
     keyring_of,
@@ -34,6 +33,7 @@ from tests.spark_compaction.test_encrypted_topics import (
     seal,
 )
 from tests.spark_compaction.test_encrypted_topics import write as write_keys
+from tests.support.key_file import key_line
 
 __all__ = ["key_file"]
 OF_OTHERS = b"value-"
@@ -238,7 +238,7 @@ async def test_without_a_provider_nothing_changes(place: Place, keyed: Place) ->
 async def test_without_the_key_of_an_old_batch_nothing_changes_until_it_is_back(
     keyed: Place, key_file: Path
 ) -> None:
-    old, new = hidden(key_file), a_key("second")
+    old, new = hidden(key_file), key_line("second")
     write_keys(key_file, old)
     await keyed.log.topic("orders", PARTITIONS, retention_ms="-1", tidelog_encryption="on")
     first = await seal(keyed.settings, keyed.log, "orders")
@@ -263,7 +263,7 @@ async def test_without_the_key_of_an_old_batch_nothing_changes_until_it_is_back(
 async def test_a_missing_key_that_nothing_needs_any_more_keeps_no_erasure_waiting(
     keyed: Place, key_file: Path
 ) -> None:
-    old, new = hidden(key_file), a_key("second")
+    old, new = hidden(key_file), key_line("second")
     write_keys(key_file, old)
     topic_id = await keyed.log.topic("orders", PARTITIONS, retention_ms="-1", tidelog_encryption="on")
     first = await seal(keyed.settings, keyed.log, "orders")

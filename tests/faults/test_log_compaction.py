@@ -5,7 +5,6 @@ begins anew again and again. At the end both have what the last acknowledged rec
 every record that is still there is where it was written.
 """
 
-import base64
 import random
 import signal
 import threading
@@ -19,6 +18,7 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 
 from tests.faults.conftest import LEASES, create_topic, wait_until_doctor_finds_nothing
 from tests.faults.test_merging import LEASE_S, MERGES, QUICK_GARBAGE
+from tests.support.key_file import key_line
 from tests.support.seeds import seeds
 from tidelog.devstack.stack import Stack
 
@@ -175,7 +175,7 @@ def test_agents_killed_and_frozen_while_they_clean_lose_and_move_nothing(
     new_stack: Callable[..., Stack], tmp_path: Path, is_encrypted: bool
 ) -> None:
     key_file = tmp_path / "keys"
-    key_file.write_text(f"first {base64.b64encode(random.randbytes(32)).decode()}\n")
+    key_file.write_text(key_line("first"))
     keys = {"TIDELOG_ENCRYPTION_PROVIDER": "file", "TIDELOG_ENCRYPTION_KEY": str(key_file)}
     environment = {**LEASES, **MERGES, **QUICK_GARBAGE, **CLEANINGS, **keys}
     stack = new_stack(agents=2, agent_environment=environment)

@@ -1,7 +1,5 @@
 """Encrypted topics after the database was lost: their keys come from the bucket."""
 
-import base64
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -30,6 +28,7 @@ from tests.compactor.builders import CLUSTER, settings
 from tests.recovery.conftest import Place
 from tests.recovery.test_from_the_bucket import begin, destroy, journal
 from tests.recovery.test_recover import is_healthy
+from tests.support.key_file import key_line
 from tidelog.commands.keys import rewrap_all
 
 pytestmark = pytest.mark.superuser
@@ -38,7 +37,7 @@ pytestmark = pytest.mark.superuser
 @pytest.fixture
 def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("keys") / "keys"
-    path.write_text(f"only {base64.b64encode(os.urandom(32)).decode()}\n")
+    path.write_text(key_line("only"))
     return path
 
 

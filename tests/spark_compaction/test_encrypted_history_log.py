@@ -35,7 +35,7 @@ FIRST_MS = 1_700_000_000_000
 
 
 async def _written(log: Log, settings: CompactionSettings, sequencer: Sequencer) -> None:
-    """History of `orders` in the clear, of one key and of the next; then only history. `plain` is beside."""
+    """History of `orders` in the clear, of one key and of the next; then only history. `plain` is clear."""
     small = settings.model_copy(update={"parquet_row_group_bytes": 512, "parquet_file_bytes": 4096})
     for topic in ("orders", "plain"):
         await log.topic(topic, 2, tidelog_history="log", local_retention_ms="0", retention_ms="-1")

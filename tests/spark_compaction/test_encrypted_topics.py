@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -40,6 +39,7 @@ from tests.spark_compaction.log import CLUSTER, EPOCH, Log, Sent, one, records
 from tests.spark_compaction.reading import compact, compact_one, iceberg_rows, written_rows
 from tests.spark_compaction.test_faults import begun
 from tests.spark_compaction.test_service import complete, serving
+from tests.support.key_file import key_line
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark"), pytest.mark.timeout(600)]
 MARKER = b"marker-of-a-secret-7Qx2"
@@ -48,14 +48,10 @@ DAY_MS = 86_400_000
 NOW = datetime(2024, 1, 10, tzinfo=UTC)
 
 
-def a_key(name: str) -> str:
-    return f"{name} {base64.b64encode(os.urandom(32)).decode()}\n"
-
-
 @pytest.fixture
 def key_file(tmp_path: Path) -> Path:
     path = tmp_path / "keys"
-    path.write_text(a_key("first"))
+    path.write_text(key_line("first"))
     return path
 
 
@@ -250,7 +246,7 @@ async def test_a_partition_whose_old_key_is_missing_fails_and_loses_nothing(
     log: Log, encrypting: CompactionSettings, key_file: Path
 ) -> None:
     """A key encryption key that went too early: rotated topics write with the new one."""
-    old, new = hidden(key_file), a_key("second")
+    old, new = hidden(key_file), key_line("second")
     write(key_file, old)
     await log.topic("orders", partitions=2, tidelog_encryption="on")
     first = await seal(encrypting, log, "orders")
@@ -381,7 +377,7 @@ async def test_ttl_rewrites_with_the_newest_key_and_without_keys_drops_whole_fil
 async def test_ttl_of_a_file_whose_key_is_missing_waits_and_keeps_the_file(
     log: Log, encrypting: CompactionSettings, key_file: Path
 ) -> None:
-    old, new = hidden(key_file), a_key("second")
+    old, new = hidden(key_file), key_line("second")
     write(key_file, old)
     await log.topic("orders", tidelog_encryption="on", retention_ms=str(2 * DAY_MS))
     first = await seal(encrypting, log, "orders")
@@ -466,7 +462,7 @@ async def test_the_table_of_a_topic_that_is_compacted_by_key_is_encrypted(
     log: Log, encrypting: CompactionSettings, key_file: Path
 ) -> None:
     """Its files are rewritten without replaced rows, which needs the keys of older files."""
-    old, new = hidden(key_file), a_key("second")
+    old, new = hidden(key_file), key_line("second")
     write(key_file, old)
     await log.topic("state", cleanup_policy="compact", tidelog_encryption="on")
     first = await seal(encrypting, log, "state")

@@ -103,7 +103,7 @@ class ScanReader(DataSourceReader):
             yield tuple(group)
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
-        # Where nothing is planned, Spark reads a partition of its own, which is None.
+        # Where nothing is planned, Spark reads one partition, which is None.
         return iter(()) if partition is None else self._rows(partition.value)
 
     def _rows(self, task: _Task) -> Iterator[pa.RecordBatch]:

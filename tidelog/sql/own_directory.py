@@ -30,7 +30,7 @@ class OwnDirectory:
 
 
 def _sweep(place: Path) -> None:
-    """Removes the directories whose locks nobody holds. Those of other users stay."""
+    """Removes the directories whose locks no process holds. Those of other users stay."""
     for directory in place.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError), (directory / _LOCK).open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

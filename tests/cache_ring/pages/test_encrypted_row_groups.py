@@ -130,7 +130,7 @@ async def test_a_damaged_byte_is_damage_and_not_a_missing_key(reader: Reader) ->
     with pytest.raises(DamagedPage):
         await reader.groups.read_run(run)
     other = row_group_range(metadata.row_group(1))
-    beside = run._replace(
+    following = run._replace(
         position=BytePosition(other[0]), length=other[1], base_offset=Offset(100), last_offset=Offset(199)
     )
-    assert key_ids(bytes((await reader.groups.read_run(beside)).data())) == {KEY.key_id}
+    assert key_ids(bytes((await reader.groups.read_run(following)).data())) == {KEY.key_id}

@@ -1,6 +1,5 @@
 """The keys of one topic, read from the bucket by those who have no Postgres."""
 
-import base64
 import os
 import pickle
 from pathlib import Path
@@ -23,12 +22,13 @@ from storage.stores.object_store import ObjectStore, StoreSettings
 from storage.stores.open_store import open_store
 from tests.agent.running import a_batch
 from tests.storage.encryption.test_parquet_keys import KEY, OTHER, SECRET, TOPIC, a_file
+from tests.support.key_file import key_line
 
 SETTINGS = EncryptionSettings(encryption_calls=2, encryption_keys_kept=5, encryption_timeout_s=1.0)
 
 
 def write_keys(path: Path, *names: str) -> None:
-    path.write_text("".join(f"{name} {base64.b64encode(os.urandom(32)).decode()}\n" for name in names))
+    path.write_text("".join(map(key_line, names)))
 
 
 class Bucket:

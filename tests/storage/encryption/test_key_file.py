@@ -1,7 +1,6 @@
 """The file of key encryption keys."""
 
 import base64
-import os
 from pathlib import Path
 from uuid import uuid4
 
@@ -9,6 +8,7 @@ import pytest
 
 from storage.encryption.key_wrapping import FileKeys, KeyUnavailable
 from storage.identifiers import KeyId, TopicId
+from tests.support.key_file import key_line
 
 KEY = base64.b64encode(bytes(range(32))).decode()
 SHORT = base64.b64encode(bytes(range(16))).decode()
@@ -39,7 +39,7 @@ async def test_a_key_under_the_name_of_another_is_refused(tmp_path: Path) -> Non
     path, topic = tmp_path / "keys", TopicId(uuid4())
     path.write_text(f"name {KEY}\n")
     name, wrapped = await FileKeys(path).wrap(bytes(32), topic, KeyId(1))
-    path.write_text(f"name {base64.b64encode(os.urandom(32)).decode()}\n")
+    path.write_text(key_line("name"))
     with pytest.raises(KeyUnavailable, match="is another than the one of that name"):
         await FileKeys(path).unwrap(name, wrapped, topic, KeyId(1))
 

@@ -1,9 +1,7 @@
 """Keys of topics are rotated, and encrypted by another key, also if that is cut short."""
 
 import asyncio
-import base64
 import json
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,20 +19,17 @@ from storage.identifiers import KeyId, TopicId
 from storage.stores.object_store import ObjectStore, StoreSettings
 from storage.stores.open_store import open_store
 from tests.sequencer.cluster.ownership import a_copy
+from tests.support.key_file import key_line
 from tidelog.cli import app
 from tidelog.commands.keys import Rewrapped, rewrap_all
 
 TOPICS = 3
 
 
-def a_line(name: str) -> str:
-    return f"{name} {base64.b64encode(os.urandom(32)).decode()}\n"
-
-
 @pytest.fixture
 def key_file(tmp_path: Path) -> Path:
     path = tmp_path / "keys"
-    path.write_text(a_line("old"))
+    path.write_text(key_line("old"))
     return path
 
 
@@ -56,7 +51,7 @@ async def copies_are_like_rows(sequencer: Sequencer, objects: KeyObjects) -> boo
 
 
 def add_key(key_file: Path) -> None:
-    key_file.write_text(a_line("new") + key_file.read_text())
+    key_file.write_text(key_line("new") + key_file.read_text())
 
 
 def keep_newest(key_file: Path) -> None:

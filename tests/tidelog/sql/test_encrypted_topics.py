@@ -1,7 +1,6 @@
 """`tidelog sql` and the data source over a topic with clear files, files of two keys and sealed batches."""
 
 import base64
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from spark_source.settings import SourceSettings
 from spark_source.topic_keys import SourceKeys
 from storage.identifiers import TopicId
 from tests.spark_source.conftest import FIRST_MS, Topic
+from tests.support.key_file import key_line
 from tests.support.stack import HERE
 from tests.tidelog.sql.conftest import Run, lines
 from tidelog.cli import app
@@ -43,7 +43,7 @@ ENGINES = [EngineChoice.DUCKDB, EngineChoice.SPARK]
 @pytest.fixture(scope="module")
 def encryption(module_directory: Path) -> dict[str, str]:
     keys = module_directory / "keys"
-    keys.write_text(f"first {base64.b64encode(os.urandom(32)).decode()}\n")
+    keys.write_text(key_line("first"))
     return {"TIDELOG_ENCRYPTION_PROVIDER": "file", "TIDELOG_ENCRYPTION_KEY": str(keys)}
 
 
