@@ -24,7 +24,7 @@ def test_a_text_that_takes_long_takes_a_tenth_of_the_time(takes_s: float, most: 
         made += 1
         return b"%d" % made
 
-    text = MetricsText(make, clock)
+    text = MetricsText(make, clock, clock)
     while clock.now_s < 200.0:
         found = text.kept() or text.new()
         assert found == b"%d" % made, "the last one"
@@ -36,7 +36,21 @@ def test_a_text_that_takes_long_takes_a_tenth_of_the_time(takes_s: float, most: 
 
 def test_a_text_that_is_made_quickly_is_always_new() -> None:
     clock = Clock()
-    text = MetricsText(lambda: b"text", clock)
+    text = MetricsText(lambda: b"text", clock, clock)
+
+    assert text.new() == b"text"
+    assert text.kept() is None
+
+
+def test_time_in_which_others_had_the_processor_does_not_count() -> None:
+    clock, cpu_clock = Clock(), Clock()
+
+    def make() -> bytes:
+        clock.now_s += 5.0
+        cpu_clock.now_s += 0.01
+        return b"text"
+
+    text = MetricsText(make, clock, cpu_clock)
 
     assert text.new() == b"text"
     assert text.kept() is None
