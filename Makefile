@@ -73,14 +73,14 @@ collected: install  # compiles the tests' modules while mypy has the other core;
 
 test-clients: install ## clients in Go, JavaScript and Rust, where their toolchains are; Kafka Connect, Debezium, Flink, a schema registry
 	$(BIN)/python -m tests.clients.toolchains
-	$(BIN)/python -m pytest -m clients tests/clients
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m clients tests/clients
 
 clients-document: install ## every client's tests, and docs/clients.md from their results
 	$(BIN)/python -m tests.clients.toolchains
 	$(BIN)/python -m pytest tests/clients --ignore=tests/clients/test_matrix.py --clients-document=docs/clients.md
 
 test-faults: install ## kills and hostile input
-	$(BIN)/python -m pytest -m faults
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m faults
 
 vault-setup: install ## HashiCorp Vault for its tests, by name (Go, some minutes); without it they are skipped
 	$(BIN)/python -m tests.support.vault
