@@ -18,6 +18,7 @@ import h11
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from agent.client_network import network_of
 from agent.http.errors import problem
 
 _SPARE: Final = 32
@@ -72,9 +73,9 @@ class HttpConnections:
     def _displace_one(self) -> None:
         waiting = [one for one in self._open if one.waits_for_client]
         if waiting:
-            of_host = Counter(one.host for one in waiting)
-            busiest = max(of_host.values())
-            self._end(next(one for one in waiting if of_host[one.host] == busiest))
+            of_network = Counter(one.network for one in waiting)
+            busiest = max(of_network.values())
+            self._end(next(one for one in waiting if of_network[one.network] == busiest))
 
     def _look_later(self, connection: "HttpConnection", turns: int) -> None:
         loop = asyncio.get_running_loop()
@@ -104,8 +105,8 @@ class HttpConnection(H11Protocol):
         """
 
     @property
-    def host(self) -> str:
-        return "" if self.client is None else self.client[0]
+    def network(self) -> str:
+        return "" if self.client is None else network_of(self.client[0])
 
     @property
     def waits_for_client(self) -> bool:

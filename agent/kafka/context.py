@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from agent.client_network import network_of
 from agent.kafka.transport.memory import Reservation
 from agent.kafka.transport.request_order import Turn
 from agent.quotas.entities import QuotaKind
@@ -122,6 +123,11 @@ class ConnectionState:
     def host(self) -> str:
         """The client's address without the port, as ACLs name hosts."""
         return self.peer.rpartition(":")[0]
+
+    @property
+    def network(self) -> str:
+        """Whom bounds of hosts count it with."""
+        return network_of(self.host)
 
     def note_request(self, client_id: str | None, groups: Iterable[str]) -> None:
         self.requests += 1

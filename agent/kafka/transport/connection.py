@@ -175,7 +175,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self.state.sasl = self._login = self._shared.parts.authentication.session_of(self.state)
         self._on_open(self)
         if self._login is not None and not self._closing:
-            self._shared.unauthenticated.enter(self, self.state.host)
+            self._shared.unauthenticated.enter(self, self.state.network)
             self._bound_frames(self._login)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -203,7 +203,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self.state.is_gone = True
         del exc  # a reset ends the connection as well
         self._lost = self._closing = True
-        self._shared.unauthenticated.leave(self, self.state.host)
+        self._shared.unauthenticated.leave(self, self.state.network)
         if self._admission is not None:
             self._admission.cancel()
         if self._mute is not None:
@@ -455,7 +455,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
     async def _handle(
         self, request: Request, context: RequestContext[Parts], frame: bytes | None
     ) -> list[Chunk] | None:
-        ASKED_BY.set(Asker(self.state.host, self.state.connection_id))
+        ASKED_BY.set(Asker(self.state.network, self.state.connection_id))
         if self._shared.parts.quotas.limits(QuotaKind.REQUEST):
             timed = Timed(self._forward_or_answer(request, context, frame))
             try:
@@ -619,7 +619,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         elif self._login is not None and not self._closing:
             if session.is_authenticated:
                 self._login = None
-                self._shared.unauthenticated.leave(self, self.state.host)
+                self._shared.unauthenticated.leave(self, self.state.network)
             self._bound_frames(session)
             if self._transport is not None:
                 self._transport.resume_reading()

@@ -50,10 +50,10 @@ class ResponseMemory:
         connection = context.connection
         try:
             async with asyncio.timeout(context.settings.send_timeout_s):
-                await self.take(connection.host, connection.connection_id, size_bytes)
+                await self.take(connection.network, connection.connection_id, size_bytes)
         except TimeoutError as error:
             raise CloseConnection("too many large responses are in memory") from error
-        context.memory.when_released(partial(self.give_back, connection.host, size_bytes))
+        context.memory.when_released(partial(self.give_back, connection.network, size_bytes))
 
     async def take(self, host: str, connection_id: int, size_bytes: int) -> None:
         of_host = self._hosts.setdefault(host, FairLimit(self._limit_bytes // 2))

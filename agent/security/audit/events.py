@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
 
+from agent.client_network import network_of
 from sequencer.tenants.tenant_names import tenant_of
 
 LONGEST_NAME: Final = 1_024
@@ -67,7 +68,7 @@ class Asker:
     @property
     def budget(self) -> str:
         """Returns whose part of a bound its events take."""
-        return self.host or self.address.rpartition(":")[0]
+        return network_of(self.host or self.address.rpartition(":")[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

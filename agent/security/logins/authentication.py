@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from agent.client_network import network_of
 from agent.kafka.context import ConnectionState, asker_of
 from agent.metrics import Metrics
 from agent.security.audit.audit import Audit
@@ -101,7 +102,7 @@ class Authentication:
         prefix = "" if tenant is None else prefix_of(tenant)
         decoy_iterations = self.settings.sasl_decoy_iterations
         if mechanism == PLAIN:
-            return PasswordLogin(self.known, self.passwords, decoy_iterations, host, prefix)
+            return PasswordLogin(self.known, self.passwords, decoy_iterations, network_of(host), prefix)
         if mechanism == OAUTHBEARER:
             assert self._tokens is not None, "the settings name OAUTHBEARER"
             return TokenLogin(*self._tokens, prefix)
@@ -117,7 +118,7 @@ class Authentication:
         self._metrics.logins.labels(mechanism, "failed").inc()
         asker = replace(asker_of(connection, connection.client_id), principal=_claimed(refused))
         self._audit.login_failed(asker, mechanism, str(refused))
-        return self._failures.delay_s(connection.host, self._clock())
+        return self._failures.delay_s(connection.network, self._clock())
 
     def note_http_success(self, host: str, user: str) -> None:
         now_s, key = self._clock(), (user, host)
@@ -136,7 +137,7 @@ class Authentication:
         self._metrics.logins.labels(_HTTP, "failed").inc()
         asker = Asker(principal=_claimed(refused), address=host, host=host, listener=_HTTP)
         self._audit.login_failed(asker, _HTTP, str(refused))
-        return self._failures.delay_s(host, self._clock())
+        return self._failures.delay_s(network_of(host), self._clock())
 
 
 def _claimed(refused: SaslRefused) -> str:

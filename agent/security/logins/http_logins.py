@@ -31,6 +31,7 @@ from typing import Any, Final
 from urllib.parse import unquote_plus
 from weakref import WeakValueDictionary
 
+from agent.client_network import network_of
 from agent.security.acls.authorizer import Authorizer, Rights
 from agent.security.logins.authentication import Authentication
 from agent.security.principal import Principal
@@ -101,20 +102,21 @@ class HttpLogins:
 
     async def _guarded(self, login: Coroutine[Any, Any, Proven], host: str, user: bytes | None) -> Proven:
         """`user`: whose password it is, None for a token."""
+        network = network_of(host)
         try:
-            proven = await (login if user is None else self._in_turn(login, host, user))
+            proven = await (login if user is None else self._in_turn(login, network, user))
             tenant = tenant_of(proven.user)
             if tenant is not None and not self._is_tenant(tenant):
                 raise SaslRefused(f"there is no tenant {tenant}", proven.user)
             if user is not None:
-                self._note_seen(host, user)
+                self._note_seen(network, user)
             self._authentication.note_http_success(host, proven.user)
             return proven
         except SaslRefused as refused:
             delay_s = self._authentication.note_http_failure(host, refused)
-            if user is None and self._of_host[host] >= _MOST_OF_HOST:
+            if user is None and self._of_host[network] >= _MOST_OF_HOST:
                 raise TooManyFailures from None
-            await self._wait(host, _NO_NAME if user is None else user, delay_s)
+            await self._wait(network, _NO_NAME if user is None else user, delay_s)
             raise
         except SequencerUnavailable as error:
             raise CannotCheck(str(error)) from error

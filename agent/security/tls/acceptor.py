@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from agent.client_network import network_of
 from agent.metrics import Metrics
 from agent.security.line_limit import STRANGERS_LINES_OF_HOST_PER_S, STRANGERS_LINES_PER_S, FairLineLimit
 from agent.security.listener_settings import ListenerSettings
@@ -38,7 +39,7 @@ class TlsAcceptor:
         self._lines = FairLineLimit(STRANGERS_LINES_PER_S, STRANGERS_LINES_OF_HOST_PER_S, time.monotonic)
         self._under_way: dict[TlsTransport, tuple[str, asyncio.TimerHandle]] = {}
         """Host and timer, oldest first."""
-        self._of_host: Counter[str] = Counter()
+        self._of_network: Counter[str] = Counter()
 
     @property
     def under_way(self) -> int:
@@ -65,7 +66,7 @@ class TlsAcceptor:
             self._settings.tls_handshake_timeout_s, connection.give_up, "timeout", "it took too long"
         )
         self._under_way[connection] = (host, timer)
-        self._of_host[host] += 1
+        self._of_network[network_of(host)] += 1
         self._count()
 
     def secured(self, connection: TlsTransport) -> None:
@@ -75,15 +76,15 @@ class TlsAcceptor:
     def failed(self, connection: TlsTransport, failure: HandshakeFailed) -> None:
         host = self._forget(connection)
         self._metrics.tls_handshakes.labels(self._use, failure.reason).inc()
-        left_out = self._lines.take(host)
+        left_out = self._lines.take(network_of(host))
         if left_out is not None:
             fields = {"use": self._use, "reason": failure.reason, "detail": str(failure), "peer": host}
             log.warning("TLS handshake failed", extra={**fields, "left_out_before": left_out})
 
     def _displace_one(self) -> None:
-        busiest = max(self._of_host.values())
+        busiest = max(self._of_network, key=self._of_network.__getitem__)
         oldest = next(
-            connection for connection, (host, _) in self._under_way.items() if self._of_host[host] == busiest
+            connection for connection, (host, _) in self._under_way.items() if network_of(host) == busiest
         )
         oldest.give_up("displaced", "others came while it waited")
 
@@ -92,9 +93,10 @@ class TlsAcceptor:
         if timer is None:
             return _host_of(connection)
         timer.cancel()
-        self._of_host[host] -= 1
-        if not self._of_host[host]:
-            del self._of_host[host]
+        network = network_of(host)
+        self._of_network[network] -= 1
+        if not self._of_network[network]:
+            del self._of_network[network]
         self._count()
         return host
 
