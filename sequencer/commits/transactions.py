@@ -5,6 +5,8 @@ Promises:
 - Every call is one transaction in Postgres, so any agent may make it.
 - A transaction ends in all its partitions and groups at once.
 - Each call may be repeated after CommitOutcomeUnknown: the repeat returns what the first one did.
+- A tenant has about as many transactional ids as its limit says. Producers that start at the same time may
+  pass it by as many.
 """
 
 import time
@@ -22,6 +24,8 @@ from sequencer.database.lanes import Lane
 from sequencer.database.named_sql import load_statements
 from sequencer.database.shared_statement import SharedStatement
 from sequencer.groups.committed_offsets import OffsetCommit, commit_parameters
+from sequencer.tenants.tenant_limits import MOST_TRANSACTIONAL_IDS, TenantLimitReached
+from sequencer.tenants.tenant_names import range_of, tenant_of
 from storage.arrow.aborted_batches import AbortedTransaction
 from storage.batches.record_batch import marker_batch
 from storage.identifiers import BytePosition, Offset, Partition, ProducerId, TopicId, new_segment_id
@@ -185,8 +189,10 @@ class Transactions:
     ) -> ProducerIdentity | TransactionRefusal | ProducerOfTransactions:
         """Returns the identity of a producer that starts, or of one that goes on (KIP-360: `identity` is the
         one that it has). Returns the producer whose open transaction must be aborted first, with
-        EndCause.FENCE, or EndCause.RESTART if it goes on itself.
+        EndCause.FENCE, or EndCause.RESTART if it goes on itself. Raises TenantLimitReached if the tenant may
+        not have one more transactional id.
         """
+        await self._check_room(transactional_id)
         [row] = await self._database.write(
             SQL["initialize"],
             transactional_id=transactional_id,
@@ -201,6 +207,20 @@ class Transactions:
                 producer_epoch=row.producer_epoch,
             )
         return TransactionRefusal(row.verdict) if row.verdict else _identity(row)
+
+    async def _check_room(self, transactional_id: str) -> None:
+        tenant = tenant_of(transactional_id)
+        if tenant is None:
+            return
+        [row] = await self._database.read(
+            SQL["has_room"],
+            transactional_id=transactional_id,
+            tenant=tenant,
+            most_of_tenant=MOST_TRANSACTIONAL_IDS,
+            **range_of(tenant),
+        )
+        if not row.has_room:
+            raise TenantLimitReached("There are as many transactional ids as this tenant may have.")
 
     async def add(
         self,

@@ -5,6 +5,19 @@ SELECT verdict, producer_id, producer_epoch FROM demand_durability() CROSS JOIN 
     id => %(transactional_id)s, with_timeout_ms => %(timeout_ms)s, of_producer => %(producer_id)s,
     of_epoch => %(producer_epoch)s)
 
+-- name: has_room
+-- Whether a tenant may have one more transactional id. Counts no further than the limit.
+SELECT EXISTS (SELECT FROM transactions WHERE transactional_id = %(transactional_id)s::text)
+    OR (SELECT count(*) FROM (
+        SELECT FROM transactions
+        WHERE transactional_id >= %(prefix)s::text COLLATE "C"
+            AND transactional_id < %(behind)s::text COLLATE "C"
+        LIMIT may.have) AS found) < may.have AS has_room
+FROM (SELECT coalesce(
+    (SELECT (limits ->> 'transactional_ids')::bigint FROM tenants
+        WHERE name = %(tenant)s::text AND deleted_at IS NULL),
+    %(most_of_tenant)s::integer) AS have) AS may
+
 -- name: add
 SELECT verdict, missing FROM demand_durability() CROSS JOIN add_to_transaction(
     id => %(transactional_id)s, of_producer => %(producer_id)s, of_epoch => %(producer_epoch)s,

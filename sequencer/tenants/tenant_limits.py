@@ -11,6 +11,7 @@ from sequencer.topics.known_configs import KNOWN_CONFIGS
 MOST_USERS: Final = 10_000
 MOST_ACLS: Final = 10_000
 MOST_GROUPS: Final = 10_000
+MOST_TRANSACTIONAL_IDS: Final = 10_000
 MOST_QUOTAS: Final = 100
 """Of a tenant for which no limit is set: its admins need not be trusted."""
 
@@ -36,8 +37,8 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantLimits:
-    """None: no limit, except for users, ACLs, groups and quotas. A retention limit holds for topics that are
-    created or altered from then on.
+    """None: no limit, except for what has a number above. A retention limit holds for topics that are created
+    or altered from then on.
     """
 
     topics: int | None = None
@@ -54,6 +55,8 @@ class TenantLimits:
 
     groups: int | None = None
     """None: MOST_GROUPS. As many groups may have configs."""
+    transactional_ids: int | None = None
+    """None: MOST_TRANSACTIONAL_IDS."""
     quotas: int | None = None
     """Entities with client quotas. None: MOST_QUOTAS. Checked in functions/alter_client_quotas.sql."""
     produce_bytes_rate: int | None = None

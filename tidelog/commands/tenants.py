@@ -118,6 +118,7 @@ def limits(
     groups: Annotated[
         int | None, typer.Option(help="The most consumer groups, and groups with configs. -1: 10,000.")
     ] = None,
+    transactional_ids: Annotated[int | None, typer.Option(help="The most of them. -1: 10,000.")] = None,
     quotas: Annotated[
         int | None, typer.Option(help="The most users and client ids with quotas. -1: 100.")
     ] = None,
@@ -150,6 +151,7 @@ def limits(
         "users": users,
         "acls": acls,
         "groups": groups,
+        "transactional_ids": transactional_ids,
         "quotas": quotas,
         "produce_bytes_rate": produce_bytes_rate,
         "fetch_bytes_rate": fetch_bytes_rate,

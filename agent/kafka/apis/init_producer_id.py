@@ -2,7 +2,8 @@
 epoch; KIP-588: a fenced producer is told from an old one).
 
 With a transactional id, earlier producers of that id are fenced, and their open transaction is aborted at
-once. Refused: a transaction timeout above TIDELOG_TRANSACTION_MAX_TIMEOUT_S.
+once. Refused: a transaction timeout above TIDELOG_TRANSACTION_MAX_TIMEOUT_S, and a transactional id that its
+tenant may not have.
 """
 
 from datetime import timedelta
@@ -29,6 +30,7 @@ from sequencer.commits.transactions import (
 )
 from sequencer.database.database import SequencerUnavailable
 from sequencer.security.acl import CLUSTER_NAME, Operation
+from sequencer.tenants.tenant_limits import TenantLimitReached
 from storage.identifiers import NO_PRODUCER_ID
 from storage.identifiers import ProducerId as LogProducerId
 
@@ -90,6 +92,8 @@ async def _initialize_transactions(
                 knows_fenced = context.api_version >= _FIRST_WITH_FENCED
                 return _refused(transaction_code(found, knows_fenced=knows_fenced))
             await _abort(found, asked, context)
+    except TenantLimitReached:
+        return _refused(ErrorCode.policy_violation)
     except AWAY:
         return _refused(ErrorCode.coordinator_not_available)
     return _refused(ErrorCode.concurrent_transactions)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable
+from datetime import timedelta
 from uuid import uuid4
 
 import pytest
@@ -9,6 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from agent.security.sasl.settings import SaslSettings
 from agent.tenants.settings import TenantSettings
+from sequencer.commits.producers import ProducerIdentity
 from sequencer.security.acl import Acl, AclFilter, Operation, PatternType, Permission, ResourceType
 from sequencer.security.credentials import CredentialKey, ScramMechanism
 from sequencer.tenants.tenant_limits import TenantLimitReached, TenantLimits
@@ -202,6 +204,39 @@ async def test_clients_of_a_tenant_with_all_its_groups_are_refused(database_url:
             ErrorCode.none,
         ]
         assert await config_code("y", validate_only=True) is refused
+        wire.close()
+
+
+async def test_a_tenant_with_all_its_transactional_ids_takes_none_from_others(database_url: str) -> None:
+    async with opened(database_url) as sequencer:
+        for name in ("acme", "acme2", "acm"):
+            await sequencer.tenants.create(name, [], TenantLimits(transactional_ids=2))
+        transactions = sequencer.transactions
+        for name in ("acme~a", "acme~b", "acme~a", "acme2~c", "acm~c", "c", "acme-c", "acme\x7fc"):
+            assert isinstance(await transactions.initialize(name, 60_000), ProducerIdentity)
+
+        with pytest.raises(TenantLimitReached):
+            await transactions.initialize("acme~c", 60_000)
+
+        await transactions.forget(0.0, 100)
+        assert isinstance(await transactions.initialize("acme~c", 60_000), ProducerIdentity)
+        assert isinstance(await transactions.initialize("acme~d", 60_000), ProducerIdentity)
+        await sequencer.tenants.change("acme", admins=None, limits=TenantLimits(transactional_ids=3))
+        assert isinstance(await transactions.initialize("acme~e", 60_000), ProducerIdentity)
+
+
+async def test_a_producer_of_a_tenant_with_all_its_transactional_ids_is_refused(database_url: str) -> None:
+    await make_tenants(database_url, "acme", limits=TenantLimits(transactional_ids=1))
+    async with running(database_url, sasl_settings=SaslSettings(sasl_mechanisms="PLAIN")) as agent:
+        wire = await connected(agent.app.kafka_port, "acme")
+
+        async def code(transactional_id: str | None) -> ErrorCode:
+            new = {"producer_id": -1, "producer_epoch": -1, "transaction_timeout": timedelta(minutes=1)}
+            asked = request(22, 5, transactional_id=transactional_id, **new)
+            return ErrorCode((await wire.ask(asked)).error_code)
+
+        refused, fine = ErrorCode.policy_violation, ErrorCode.none
+        assert [await code(name) for name in ("a", "b", "a", None)] == [fine, refused, fine, fine]
         wire.close()
 
 
