@@ -33,7 +33,15 @@ from crc32c import crc32c
 
 from spark_compaction.bucket import Bucket
 from storage.arrow.arrow_schema import RECORD_SCHEMA
-from storage.encryption.parquet_keys import key_id_of, key_metadata, to_decrypt, to_encrypt
+from storage.encryption.parquet_keys import (
+    NAME_METADATA,
+    check_name,
+    file_name,
+    key_id_of,
+    key_metadata,
+    to_decrypt,
+    to_encrypt,
+)
 from storage.encryption.sealed_batches import TopicKey
 from storage.encryption.topic_keyring import ReadKeyring, key_of_id
 from storage.identifiers import ObjectKey, Partition, TopicId
@@ -209,14 +217,16 @@ class HistoryFile:
             f"{self._first_offset:020d}",
             f"{self._last_offset:020d}",
         )
+        stem = f"{self._partition:05d}-{self._first_offset:020d}-{uuid4().hex}"
+        name = file_name(stem, self._topic_key)
         self._writer.add_key_value_metadata(dict(zip(METADATA_KEYS, values, strict=True)))
+        self._writer.add_key_value_metadata({NAME_METADATA: name})
         if self._topic_key is not None:
             self._writer.add_key_value_metadata(key_metadata(self._topic_key))
         self._writer.close()
         written = self._sink.getvalue()
         self._check(written)
         data = memoryview(written)
-        name = f"{self._partition:05d}-{self._first_offset:020d}-{uuid4().hex}.parquet"
         key = ObjectKey(f"{self._prefix}{name}")
         self._bucket.put(key, data)
         return WrittenFile(
@@ -297,10 +307,11 @@ def _writer(
     )
 
 
-def decryption_of(keyring: ReadKeyring | None, metadata: pq.FileMetaData) -> Any:
+def decryption_of(keyring: ReadKeyring | None, metadata: pq.FileMetaData, object_key: str) -> Any:
     """Returns the `decryption_properties` of a file, given its metadata read without keys. None: the file is
-    in the clear. Raises KeyUnavailable or SealBroken.
+    in the clear. Raises KeyUnavailable, or SealBroken if it is not the file that its key names.
     """
+    check_name(metadata, object_key)
     key_id = key_id_of(metadata)
     return None if key_id is None else to_decrypt({key_id: key_of_id(keyring, key_id)})
 

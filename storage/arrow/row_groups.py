@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.arrow.arrow_schema import RECORD_SCHEMA
-from storage.encryption.parquet_keys import key_id_of, to_decrypt
+from storage.encryption.parquet_keys import check_name, key_id_of, to_decrypt
 from storage.encryption.sealed_batches import SealBroken, TopicKey
 from storage.identifiers import KeyId
 
@@ -48,10 +48,15 @@ def footer_bytes(tail: bytes | memoryview) -> int:
     return int.from_bytes(tail[-_END_BYTES:-4], "little") + _END_BYTES
 
 
-def key_id_of_footer(footer: bytes | memoryview) -> KeyId | None:
-    """Returns the id of the key that a file needs. None: it is in the clear. Raises DamagedRowGroup."""
+def key_id_of_footer(footer: bytes | memoryview, object_key: str) -> KeyId | None:
+    """Returns the id of the key that a file needs. None: it is in the clear. Raises DamagedRowGroup, also if
+    it is not the file that the object's key names. What an encrypted file's footer says counts once
+    `read_row_group` has read it with the key.
+    """
     try:
-        return key_id_of(pq.read_metadata(pa.BufferReader(footer)))
+        metadata = pq.read_metadata(pa.BufferReader(footer))
+        check_name(metadata, object_key)
+        return key_id_of(metadata)
     except (pa.ArrowException, OSError, ValueError, SealBroken) as error:
         raise DamagedRowGroup(str(error)) from error
 
