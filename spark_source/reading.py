@@ -9,6 +9,7 @@ Promises:
 - No record becomes a Python object.
 - Records of aborted transactions and markers are left out.
 - At most `source_prefetch` runs are in memory, and some row groups of one Parquet file.
+- A file is the one that agents name, if it is encrypted, and its offsets rise as its footer says.
 - Encrypted records are read with the keys that came with the task, columns in the clear without them.
 """
 
@@ -32,6 +33,7 @@ from spark_source.planning import Asked, PlannedRead, ReadContext, heed_loss, mi
 from spark_source.window import offsets_between
 from storage.arrow.aborted_batches import columns_of
 from storage.arrow.arrow_schema import HISTORY_SCHEMA
+from storage.arrow.row_groups import OffsetCheck
 from storage.encryption.parquet_keys import CLEAR_COLUMNS, check_name
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId
 from storage.stores.object_store import ObjectNotFound
@@ -185,7 +187,9 @@ class _TaskReader:
             row_groups=groups,
             columns=self._schema.names,
         )
+        check = OffsetCheck(file.metadata, groups)
         for batch in batches:
+            check.take(batch.column("offset").to_numpy())
             yield batch.select(self._schema.names).cast(self._schema)
 
 
