@@ -4,12 +4,14 @@ Promises:
 - A key is kept at most `encryption_key_life_s`, and at most `encryption_keys_kept` are. While a key is kept,
   neither Postgres, KMS nor Vault is asked for it.
 - Each wait for a key ends within a bound, as KeyUnavailable.
-- A key that could not be had is not asked for again for `encryption_retry_s`, and neither is any other after
-  an answer that did not come in time. So a request waits once for the keys of all its topics.
+- A key that could not be had is not asked for again for `encryption_retry_s`. Neither is any other, if its
+  answer did not come in time and none came meanwhile. So a request waits once for the keys of all its topics,
+  and one topic's key that hangs refuses no other topic.
 - Concurrent requests for a key share one look-up.
 """
 
 import asyncio
+import math
 import os
 import time
 from collections import OrderedDict
@@ -18,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.topics.known_configs import ENCRYPTION
@@ -96,8 +99,12 @@ class TopicKeys:
         self._kept: OrderedDict[tuple[TopicId, KeyId], _Kept] = OrderedDict()
         self._refused: OrderedDict[tuple[TopicId, KeyId], _Refused] = OrderedDict()
         self._away = _Refused("", clock())
+        self._answered_s = -math.inf
+        """When a key came last."""
         self._asked: dict[tuple[TopicId, KeyId], asyncio.Task[TopicKey]] = {}
         self._calls = asyncio.Semaphore(settings.encryption_calls)
+        self._calls_of = WeakValueDictionary[TopicId, asyncio.Semaphore]()
+        """Half of the calls are the most of one topic: the keys of a topic may all hang, and be many."""
 
     async def to_seal(self, topic_id: TopicId) -> TopicKey:
         """Returns the newest key of the topic, and makes the first. Raises KeyUnavailable."""
@@ -199,11 +206,13 @@ class TopicKeys:
         except KeyUnavailable as error:
             now_s = self._clock()
             refused = _Refused(str(error), now_s + self._settings.encryption_retry_s)
-            if now_s - asked_s >= self._settings.encryption_timeout_s * _SLOW:
+            is_slow = now_s - asked_s >= self._settings.encryption_timeout_s * _SLOW
+            if is_slow and self._answered_s < asked_s:
                 self._away = refused
             self._refused[topic_id, key_id] = refused
             self._drop_oldest(self._refused)
             raise
+        self._answered_s = self._clock()
         self._refused.pop((topic_id, key_id), None)
         for name in {key_id, key.key_id}:
             self._kept[topic_id, name] = _Kept(key, asked_s + self._settings.encryption_key_life_s)
@@ -215,8 +224,11 @@ class TopicKeys:
             some.popitem(last=False)
 
     async def _asked_once(self, topic_id: TopicId, key_id: KeyId) -> TopicKey:
+        own = self._calls_of.setdefault(
+            topic_id, asyncio.Semaphore(max(1, self._settings.encryption_calls // 2))
+        )
         try:
-            async with asyncio.timeout(self._settings.encryption_timeout_s), self._calls:
+            async with asyncio.timeout(self._settings.encryption_timeout_s), own, self._calls:
                 return await (self._newest(topic_id) if key_id == _NEWEST else self._of(topic_id, key_id))
         except TimeoutError:
             raise KeyUnavailable("the topic's key did not come in time") from None
