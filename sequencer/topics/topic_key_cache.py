@@ -67,6 +67,12 @@ class _Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class _Newest:
+    key_id: KeyId
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Refused:
     reason: str
     until_s: float
@@ -97,6 +103,7 @@ class TopicKeys:
         self._threads = threads
         self._clock = clock
         self._kept: OrderedDict[tuple[TopicId, KeyId], _Kept] = OrderedDict()
+        self._newest_of: OrderedDict[TopicId, _Newest] = OrderedDict()
         self._refused: OrderedDict[tuple[TopicId, KeyId], _Refused] = OrderedDict()
         self._away = _Refused("", clock())
         self._answered_s = -math.inf
@@ -180,11 +187,10 @@ class TopicKeys:
         return await self._threads.run(opened, batches, partition, keys)
 
     async def _get(self, topic_id: TopicId, key_id: KeyId) -> TopicKey:
+        kept = self._known_key(topic_id, key_id)
+        if kept is not None:
+            return kept
         place = (topic_id, key_id)
-        kept = self._kept.get(place)
-        if kept is not None and kept.until_s > self._clock():
-            self._kept.move_to_end(place)
-            return kept.key
         asked = self._asked.get(place)
         if asked is None:
             for refused in (self._away, self._refused.get(place)):
@@ -193,6 +199,20 @@ class TopicKeys:
             asked = self._asked[place] = asyncio.create_task(self._ask(topic_id, key_id))
             asked.add_done_callback(partial(self._answered, place))
         return await asyncio.shield(asked)
+
+    def _known_key(self, topic_id: TopicId, key_id: KeyId) -> TopicKey | None:
+        now_s = self._clock()
+        if key_id == _NEWEST:
+            newest = self._newest_of.get(topic_id)
+            if newest is None or newest.until_s <= now_s:
+                return None
+            self._newest_of.move_to_end(topic_id)
+            key_id = newest.key_id
+        kept = self._kept.get((topic_id, key_id))
+        if kept is None or kept.until_s <= now_s:
+            return None
+        self._kept.move_to_end((topic_id, key_id))
+        return kept.key
 
     def _answered(self, place: tuple[TopicId, KeyId], asked: "asyncio.Task[TopicKey]") -> None:
         self._asked.pop(place, None)
@@ -214,10 +234,21 @@ class TopicKeys:
             raise
         self._answered_s = self._clock()
         self._refused.pop((topic_id, key_id), None)
-        for name in {key_id, key.key_id}:
-            self._kept[topic_id, name] = _Kept(key, asked_s + self._settings.encryption_key_life_s)
+        until_s = asked_s + self._settings.encryption_key_life_s
+        self._kept[topic_id, key.key_id] = _Kept(key, until_s)
         self._drop_oldest(self._kept)
+        if key_id == _NEWEST:
+            self._newest_of[topic_id] = _Newest(key.key_id, until_s)
+            self._drop_oldest(self._newest_of)
+        loop, life_s = asyncio.get_running_loop(), self._settings.encryption_key_life_s
+        loop.call_later(life_s, self._forget, topic_id, key.key_id)
         return key
+
+    def _forget(self, topic_id: TopicId, key_id: KeyId) -> None:
+        """Also where nothing asks for the key again: that of a deleted topic must not stay in memory."""
+        kept = self._kept.get((topic_id, key_id))
+        if kept is not None and kept.until_s <= self._clock():
+            del self._kept[topic_id, key_id]
 
     def _drop_oldest(self, some: OrderedDict[Any, Any]) -> None:
         while len(some) > self._settings.encryption_keys_kept:

@@ -1,6 +1,8 @@
 """The keys in a process' memory while KMS, or whatever decrypts keys, answers for some of them only."""
 
 import asyncio
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -36,15 +38,13 @@ class HeldKeys(FileKeys):
 class Agent:
     """The keys of one process, whose clock moves when a test says so."""
 
-    def __init__(self, sequencer: Sequencer, path: Path, *, timeout_s: float, calls: int = 16) -> None:
+    def __init__(self, sequencer: Sequencer, path: Path, **changed: float) -> None:
         path.write_text(key_line("only"))
         self.wrapping = HeldKeys(path)
         self.now_s = 0.0
         self._sequencer = sequencer
         self._objects = KeyObjects(MemoryStore(), "tidelog")
-        settings = EncryptionSettings(
-            encryption_timeout_s=timeout_s, encryption_retry_s=RETRY_S, encryption_calls=calls
-        )
+        settings = EncryptionSettings.model_validate({"encryption_retry_s": RETRY_S, **changed})
         rows, threads = sequencer.topic_keys, Threads("keys", 1)
         self.keys = TopicKeys(
             rows, self._objects, self.wrapping, lambda _: None, settings, threads, lambda: self.now_s
@@ -74,7 +74,7 @@ async def test_only_a_service_that_answers_nothing_makes_all_topics_wait(
     sequencer: Sequencer, tmp_path: Path, answers: bool
 ) -> None:
     """One key may hang alone: that of another KMS key, region or account."""
-    agent = Agent(sequencer, tmp_path / "keys", timeout_s=1.0)
+    agent = Agent(sequencer, tmp_path / "keys", encryption_timeout_s=1.0)
     held = await agent.topic("held", is_held=True)
     first, second = await agent.topic("first"), await agent.topic("second")
 
@@ -96,7 +96,7 @@ async def test_only_a_service_that_answers_nothing_makes_all_topics_wait(
 async def test_many_keys_of_one_topic_that_hang_leave_room_for_other_topics(
     sequencer: Sequencer, tmp_path: Path
 ) -> None:
-    agent = Agent(sequencer, tmp_path / "keys", timeout_s=600, calls=2)
+    agent = Agent(sequencer, tmp_path / "keys", encryption_timeout_s=600, encryption_calls=2)
     held, other = await agent.topic("held", versions=4, is_held=True), await agent.topic("other")
     ids = await sequencer.topic_keys.ids_of(held)
 
@@ -109,3 +109,33 @@ async def test_many_keys_of_one_topic_that_hang_leave_room_for_other_topics(
     assert not any(each.done() for each in asked)
     for each in asked:
         each.cancel()
+
+
+async def test_a_key_that_nothing_asks_for_leaves_the_memory_as_its_life_ends(
+    sequencer: Sequencer, tmp_path: Path
+) -> None:
+    """That of a deleted topic, for example."""
+    agent = Agent(sequencer, tmp_path / "keys", encryption_key_life_s=0.05)
+    key = weakref.ref(await agent.keys.to_seal(await agent.topic("orders")))
+
+    agent.now_s += 1
+    while key() is not None:
+        await asyncio.sleep(0.01)
+        gc.collect()
+
+
+async def test_as_many_topics_are_written_and_read_as_keys_are_kept(
+    sequencer: Sequencer, tmp_path: Path
+) -> None:
+    """Without asking for a key again."""
+    agent = Agent(sequencer, tmp_path / "keys", encryption_keys_kept=3)
+    topics = [await agent.topic(name) for name in ("one", "two", "three", "four")]
+    for _ in range(3):
+        for topic_id in topics[:3]:
+            newest = await agent.keys.to_seal(topic_id)
+            assert await agent.keys.of_id(topic_id, newest.key_id) is newest
+    assert agent.wrapping.asked == 3
+
+    await agent.keys.to_seal(topics[3])
+    await agent.keys.to_seal(topics[0])
+    assert agent.wrapping.asked == 5
