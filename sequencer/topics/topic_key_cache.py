@@ -7,6 +7,8 @@ Promises:
 - A key that could not be had is not asked for again for `encryption_retry_s`. Neither is any other, if its
   answer did not come in time and none came meanwhile. So a request waits once for the keys of all its topics,
   and one topic's key that hangs refuses no other topic.
+- A key that did not come in time is asked for in the background from then on. A request waits a tenth of
+  `encryption_timeout_s` for it, once per such try: it may name other topics, too.
 - Concurrent requests for a key share one look-up.
 """
 
@@ -55,6 +57,8 @@ _OPENED_AT_ONCE = 64
 """More bytes or batches are opened in a thread: so many take a third of a millisecond."""
 
 
+_PATIENCE = 0.1
+"""Of `encryption_timeout_s`, for a key that did not come in time before."""
 _SLOW = 0.8
 """A refusal that took this share of `encryption_timeout_s` comes from a Postgres, KMS, Vault or file that
 does not answer."""
@@ -76,6 +80,13 @@ class _Newest:
 class _Refused:
     reason: str
     until_s: float
+    is_slow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    answer: "asyncio.Task[TopicKey]"
+    began_s: float
 
 
 def is_sealing(topic: Topic) -> bool:
@@ -108,7 +119,7 @@ class TopicKeys:
         self._away = _Refused("", clock())
         self._answered_s = -math.inf
         """When a key came last."""
-        self._asked: dict[tuple[TopicId, KeyId], asyncio.Task[TopicKey]] = {}
+        self._asked: dict[tuple[TopicId, KeyId], _Asked] = {}
         self._calls = asyncio.Semaphore(settings.encryption_calls)
         self._calls_of = WeakValueDictionary[TopicId, asyncio.Semaphore]()
         """Half of the calls are the most of one topic: the keys of a topic may all hang, and be many."""
@@ -190,15 +201,23 @@ class TopicKeys:
         kept = self._known_key(topic_id, key_id)
         if kept is not None:
             return kept
-        place = (topic_id, key_id)
-        asked = self._asked.get(place)
+        place, now_s = (topic_id, key_id), self._clock()
+        asked, before = self._asked.get(place), self._refused.get(place)
         if asked is None:
-            for refused in (self._away, self._refused.get(place)):
-                if refused is not None and refused.until_s > self._clock():
+            for refused in (self._away, before):
+                if refused is not None and refused.until_s > now_s:
                     raise KeyUnavailable(refused.reason)
-            asked = self._asked[place] = asyncio.create_task(self._ask(topic_id, key_id))
-            asked.add_done_callback(partial(self._answered, place))
-        return await asyncio.shield(asked)
+            asked = self._asked[place] = _Asked(asyncio.create_task(self._ask(topic_id, key_id)), now_s)
+            asked.answer.add_done_callback(partial(self._answered, place))
+        if before is None or not before.is_slow:
+            return await asyncio.shield(asked.answer)
+        try:
+            async with asyncio.timeout(
+                asked.began_s + _PATIENCE * self._settings.encryption_timeout_s - now_s
+            ):
+                return await asyncio.shield(asked.answer)
+        except TimeoutError:
+            raise KeyUnavailable(before.reason) from None
 
     def _known_key(self, topic_id: TopicId, key_id: KeyId) -> TopicKey | None:
         now_s = self._clock()
@@ -225,8 +244,8 @@ class TopicKeys:
             key = await self._asked_once(topic_id, key_id)
         except KeyUnavailable as error:
             now_s = self._clock()
-            refused = _Refused(str(error), now_s + self._settings.encryption_retry_s)
             is_slow = now_s - asked_s >= self._settings.encryption_timeout_s * _SLOW
+            refused = _Refused(str(error), now_s + self._settings.encryption_retry_s, is_slow)
             if is_slow and self._answered_s < asked_s:
                 self._away = refused
             self._refused[topic_id, key_id] = refused

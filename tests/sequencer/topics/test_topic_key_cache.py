@@ -26,12 +26,17 @@ class HeldKeys(FileKeys):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.held = set[TopicId]()
-        self.asked = 0
+        self.released = asyncio.Event()
+        self.asked = self.waiting = 0
 
     async def unwrap(self, name: str, wrapped: bytes, topic_id: TopicId, key_id: KeyId) -> bytes:
         self.asked += 1
         if topic_id in self.held:
-            await asyncio.Event().wait()
+            self.waiting += 1
+            try:
+                await self.released.wait()
+            finally:
+                self.waiting -= 1
         return await super().unwrap(name, wrapped, topic_id, key_id)
 
 
@@ -139,3 +144,23 @@ async def test_as_many_topics_are_written_and_read_as_keys_are_kept(
     await agent.keys.to_seal(topics[3])
     await agent.keys.to_seal(topics[0])
     assert agent.wrapping.asked == 5
+
+
+async def test_a_key_that_hung_is_asked_for_in_the_background_and_holds_no_later_request(
+    sequencer: Sequencer, tmp_path: Path
+) -> None:
+    """A consumer's request names many topics, and would wait again and again."""
+    agent = Agent(sequencer, tmp_path / "keys", encryption_timeout_s=3.0)
+    held = await agent.topic("held", is_held=True)
+    await agent.times_out(asyncio.create_task(agent.keys.to_seal(held)))
+    agent.now_s += RETRY_S
+
+    with pytest.raises(KeyUnavailable, match="did not come in time"):
+        await agent.keys.to_seal(held)
+    assert agent.wrapping.waiting == 1
+
+    agent.wrapping.released.set()
+    while agent.wrapping.waiting:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert (await agent.keys.to_seal(held)).topic_id == held
+    assert agent.wrapping.asked == 2
