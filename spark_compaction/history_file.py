@@ -33,6 +33,7 @@ from crc32c import crc32c
 
 from spark_compaction.bucket import Bucket
 from storage.arrow.arrow_schema import RECORD_SCHEMA
+from storage.arrow.row_groups import OffsetCheck
 from storage.encryption.parquet_keys import (
     NAME_METADATA,
     check_name,
@@ -333,16 +334,21 @@ def record_batches(
     file: pq.ParquetFile, partition: Partition, schema: pa.Schema | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The file's rows as RECORD_SCHEMA has them, a row group at a time. Raises FileDiffers for a row of
-    another partition.
+    another partition, or offsets that the footer does not have.
 
     With `schema`, the columns that it has beyond PARQUET_SCHEMA follow. They are found by their field ids and
     get the types of `schema`. What the file does not have is null.
     """
     typed = [] if schema is None else list(schema)[len(PARQUET_SCHEMA) :]
+    check = OffsetCheck(file.metadata, range(file.num_row_groups))
     for position in range(file.num_row_groups):
         rows = file.read_row_group(position, columns=None if typed else PARQUET_SCHEMA.names)
         if pc.unique(rows.column("partition")).to_pylist() != [partition]:
             raise FileDiffers(f"row group {position} has rows of other partitions than {partition}")
+        try:
+            check.take(rows.column("offset").to_numpy())
+        except ValueError as error:
+            raise FileDiffers(f"row group {position}: {error}") from error
         records = rows.select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA).combine_chunks()
         if not typed:
             yield from records.to_batches()
