@@ -12,7 +12,7 @@ from sequencer.client import Sequencer
 from sequencer.history.history_values import TableFile
 from sequencer.housekeeping.erasures import ErasureScope, PartitionEnd, RunToErase
 from sequencer.topics.topics import Topic
-from storage.encryption.parquet_keys import key_id_of
+from storage.encryption.parquet_keys import check_name, key_id_of
 from storage.encryption.sealed_batches import SealBroken, key_ids
 from storage.encryption.topic_keyring import TopicKeyring, key_of_id
 from storage.identifiers import Offset
@@ -65,7 +65,9 @@ class MissingKeys:
             footer_bytes = int.from_bytes(tail[-8:-4], "little") + _LENGTH_AND_MAGIC
             if footer_bytes > len(tail):
                 tail = bytes(await self._store.get(file.object_key, max(0, size - footer_bytes), size))
-            key_id = key_id_of(pq.read_metadata(pa.BufferReader(tail)))
+            metadata = pq.read_metadata(pa.BufferReader(tail))
+            check_name(metadata, file.object_key)
+            key_id = key_id_of(metadata)
         except ObjectNotFound:
             return  # another job has replaced it, with the newest key
         except (pa.ArrowInvalid, OSError, SealBroken) as error:

@@ -73,7 +73,7 @@ def read_footer(
     if key_id_of(metadata) != (None if keyring is None else keyring.newest.key_id):
         raise ManifestRefused(f"{key} is not encrypted as its topic is")
     if keyring is not None:  # without the key, pyarrow ends the process at what it asks of a column
-        metadata = pq.read_metadata(footer, decryption_properties=decryption_of(keyring, metadata))
+        metadata = pq.read_metadata(footer, decryption_properties=decryption_of(keyring, metadata, key))
     _check_rows(metadata, expected)
     return metadata
 

@@ -33,7 +33,16 @@ from crc32c import crc32c
 
 from spark_compaction.bucket import Bucket
 from storage.arrow.arrow_schema import RECORD_SCHEMA
-from storage.encryption.parquet_keys import key_id_of, key_metadata, to_decrypt, to_encrypt
+from storage.arrow.row_groups import OffsetCheck
+from storage.encryption.parquet_keys import (
+    NAME_METADATA,
+    check_name,
+    file_name,
+    key_id_of,
+    key_metadata,
+    to_decrypt,
+    to_encrypt,
+)
 from storage.encryption.sealed_batches import TopicKey
 from storage.encryption.topic_keyring import ReadKeyring, key_of_id
 from storage.identifiers import ObjectKey, Partition, TopicId
@@ -209,14 +218,16 @@ class HistoryFile:
             f"{self._first_offset:020d}",
             f"{self._last_offset:020d}",
         )
+        stem = f"{self._partition:05d}-{self._first_offset:020d}-{uuid4().hex}"
+        name = file_name(stem, self._topic_key)
         self._writer.add_key_value_metadata(dict(zip(METADATA_KEYS, values, strict=True)))
+        self._writer.add_key_value_metadata({NAME_METADATA: name})
         if self._topic_key is not None:
             self._writer.add_key_value_metadata(key_metadata(self._topic_key))
         self._writer.close()
         written = self._sink.getvalue()
         self._check(written)
         data = memoryview(written)
-        name = f"{self._partition:05d}-{self._first_offset:020d}-{uuid4().hex}.parquet"
         key = ObjectKey(f"{self._prefix}{name}")
         self._bucket.put(key, data)
         return WrittenFile(
@@ -297,10 +308,11 @@ def _writer(
     )
 
 
-def decryption_of(keyring: ReadKeyring | None, metadata: pq.FileMetaData) -> Any:
+def decryption_of(keyring: ReadKeyring | None, metadata: pq.FileMetaData, object_key: str) -> Any:
     """Returns the `decryption_properties` of a file, given its metadata read without keys. None: the file is
-    in the clear. Raises KeyUnavailable or SealBroken.
+    in the clear. Raises KeyUnavailable, or SealBroken if it is not the file that its key names.
     """
+    check_name(metadata, object_key)
     key_id = key_id_of(metadata)
     return None if key_id is None else to_decrypt({key_id: key_of_id(keyring, key_id)})
 
@@ -322,16 +334,21 @@ def record_batches(
     file: pq.ParquetFile, partition: Partition, schema: pa.Schema | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The file's rows as RECORD_SCHEMA has them, a row group at a time. Raises FileDiffers for a row of
-    another partition.
+    another partition, or offsets that the footer does not have.
 
     With `schema`, the columns that it has beyond PARQUET_SCHEMA follow. They are found by their field ids and
     get the types of `schema`. What the file does not have is null.
     """
     typed = [] if schema is None else list(schema)[len(PARQUET_SCHEMA) :]
+    check = OffsetCheck(file.metadata, range(file.num_row_groups))
     for position in range(file.num_row_groups):
         rows = file.read_row_group(position, columns=None if typed else PARQUET_SCHEMA.names)
         if pc.unique(rows.column("partition")).to_pylist() != [partition]:
             raise FileDiffers(f"row group {position} has rows of other partitions than {partition}")
+        try:
+            check.take(rows.column("offset").to_numpy())
+        except ValueError as error:
+            raise FileDiffers(f"row group {position}: {error}") from error
         records = rows.select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA).combine_chunks()
         if not typed:
             yield from records.to_batches()

@@ -234,7 +234,7 @@ class _Rewriting:
 
     def _run(self, task: dict[str, Any]) -> Iterator[RewrittenFile]:
         for source in task["sources"]:
-            file = self._opened(self._bucket.get(ObjectKey(source["object_key"])))
+            file = self._opened(ObjectKey(source["object_key"]))
             if self._stays(file, source["to_offset"]):
                 yield RewrittenFile(task_id=self._task_id, kept_rows=file.metadata.num_rows)
                 continue
@@ -246,9 +246,10 @@ class _Rewriting:
             yield self._closed(self._target)
         yield RewrittenFile(task_id=self._task_id, expired_rows=self._expired_rows)
 
-    def _opened(self, data: bytes) -> pq.ParquetFile:
-        """Raises KeyUnavailable."""
-        decryption = decryption_of(self._context.keyring, pq.read_metadata(pa.BufferReader(data)))
+    def _opened(self, key: ObjectKey) -> pq.ParquetFile:
+        """Raises KeyUnavailable or SealBroken."""
+        data = self._bucket.get(key)
+        decryption = decryption_of(self._context.keyring, pq.read_metadata(pa.BufferReader(data)), key)
         # The new file has the only copy of these records, and other checksums.
         return pq.ParquetFile(
             pa.BufferReader(data), page_checksum_verification=True, decryption_properties=decryption

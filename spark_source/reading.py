@@ -9,6 +9,7 @@ Promises:
 - No record becomes a Python object.
 - Records of aborted transactions and markers are left out.
 - At most `source_prefetch` runs are in memory, and some row groups of one Parquet file.
+- A file is the one that agents name, if it is encrypted, and its offsets rise as its footer says.
 - Encrypted records are read with the keys that came with the task, columns in the clear without them.
 """
 
@@ -32,7 +33,8 @@ from spark_source.planning import Asked, PlannedRead, ReadContext, heed_loss, mi
 from spark_source.window import offsets_between
 from storage.arrow.aborted_batches import columns_of
 from storage.arrow.arrow_schema import HISTORY_SCHEMA
-from storage.encryption.parquet_keys import CLEAR_COLUMNS
+from storage.arrow.row_groups import OffsetCheck
+from storage.encryption.parquet_keys import CLEAR_COLUMNS, check_name
 from storage.identifiers import BytePosition, ObjectKey, Offset, Partition, SegmentId
 from storage.stores.object_store import ObjectNotFound
 
@@ -46,7 +48,7 @@ _NO_SEGMENT = SegmentId(UUID(int=0))
 
 def read_task(context: ReadContext, task: PlannedRead) -> Iterator[pa.RecordBatch]:
     """The wanted rows of a task, with the wanted columns in their order. Raises DataLoss, StoreUnavailable,
-    AgentsUnavailable, KeyUnavailable, or ObjectNotFound for an object that stays missing.
+    AgentsUnavailable, KeyUnavailable, SealBroken, or ObjectNotFound for an object that stays missing.
     """
     reader = _TaskReader(context, task)
     for rows in reader.rows():
@@ -116,17 +118,20 @@ class _TaskReader:
             return self._bucket.get(key, piece.position, piece.position + piece.length)
         if piece.length <= WHOLE_FILE_BYTES:
             data = self._bucket.get(key)
-            return self._parquet_file(lambda: pa.BufferReader(data), pre_buffer=False)
+            return self._parquet_file(key, lambda: pa.BufferReader(data), pre_buffer=False)
         return self._parquet_file(
-            lambda: pa.PythonFile(RangedObject(self._bucket, key, piece.length), mode="r"), pre_buffer=True
+            key,
+            lambda: pa.PythonFile(RangedObject(self._bucket, key, piece.length), mode="r"),
+            pre_buffer=True,
         )
 
-    def _parquet_file(self, source: Callable[[], Any], *, pre_buffer: bool) -> pq.ParquetFile:
-        """Columns in the clear need no key. Raises KeyUnavailable."""
+    def _parquet_file(self, key: ObjectKey, source: Callable[[], Any], *, pre_buffer: bool) -> pq.ParquetFile:
+        """Columns in the clear need no key. Raises KeyUnavailable or SealBroken."""
         file = pq.ParquetFile(source(), pre_buffer=pre_buffer, page_checksum_verification=True)
+        check_name(file.metadata, key)
         if set(self._schema.names) <= set(CLEAR_COLUMNS):
             return file
-        decryption = decryption_of(self._task.keyring, file.metadata)
+        decryption = decryption_of(self._task.keyring, file.metadata, key)
         if decryption is None:
             return file
         return pq.ParquetFile(
@@ -182,7 +187,9 @@ class _TaskReader:
             row_groups=groups,
             columns=self._schema.names,
         )
+        check = OffsetCheck(file.metadata, groups)
         for batch in batches:
+            check.take(batch.column("offset").to_numpy())
             yield batch.select(self._schema.names).cast(self._schema)
 
 

@@ -199,7 +199,7 @@ def _key_id(object_key: ObjectKey, footer: memoryview) -> KeyId | None:
     from storage.arrow.row_groups import DamagedRowGroup, key_id_of_footer
 
     try:
-        return key_id_of_footer(footer)
+        return key_id_of_footer(footer, object_key)
     except DamagedRowGroup as error:
         raise DamagedPage(f"{object_key}: {error}") from error
 

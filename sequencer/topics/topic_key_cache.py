@@ -4,12 +4,16 @@ Promises:
 - A key is kept at most `encryption_key_life_s`, and at most `encryption_keys_kept` are. While a key is kept,
   neither Postgres, KMS nor Vault is asked for it.
 - Each wait for a key ends within a bound, as KeyUnavailable.
-- A key that could not be had is not asked for again for `encryption_retry_s`, and neither is any other after
-  an answer that did not come in time. So a request waits once for the keys of all its topics.
+- A key that could not be had is not asked for again for `encryption_retry_s`. Neither is any other, if its
+  answer did not come in time and none came meanwhile. So a request waits once for the keys of all its topics,
+  and one topic's key that hangs refuses no other topic.
+- A key that did not come in time is asked for in the background from then on. A request waits a tenth of
+  `encryption_timeout_s` for it, once per such try: it may name other topics, too.
 - Concurrent requests for a key share one look-up.
 """
 
 import asyncio
+import math
 import os
 import time
 from collections import OrderedDict
@@ -18,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 from sequencer.database.database import CommitOutcomeUnknown, SequencerUnavailable
 from sequencer.topics.known_configs import ENCRYPTION
@@ -52,6 +57,8 @@ _OPENED_AT_ONCE = 64
 """More bytes or batches are opened in a thread: so many take a third of a millisecond."""
 
 
+_PATIENCE = 0.1
+"""Of `encryption_timeout_s`, for a key that did not come in time before."""
 _SLOW = 0.8
 """A refusal that took this share of `encryption_timeout_s` comes from a Postgres, KMS, Vault or file that
 does not answer."""
@@ -64,9 +71,22 @@ class _Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class _Newest:
+    key_id: KeyId
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Refused:
     reason: str
     until_s: float
+    is_slow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    answer: "asyncio.Task[TopicKey]"
+    began_s: float
 
 
 def is_sealing(topic: Topic) -> bool:
@@ -94,10 +114,15 @@ class TopicKeys:
         self._threads = threads
         self._clock = clock
         self._kept: OrderedDict[tuple[TopicId, KeyId], _Kept] = OrderedDict()
+        self._newest_of: OrderedDict[TopicId, _Newest] = OrderedDict()
         self._refused: OrderedDict[tuple[TopicId, KeyId], _Refused] = OrderedDict()
         self._away = _Refused("", clock())
-        self._asked: dict[tuple[TopicId, KeyId], asyncio.Task[TopicKey]] = {}
+        self._answered_s = -math.inf
+        """When a key came last."""
+        self._asked: dict[tuple[TopicId, KeyId], _Asked] = {}
         self._calls = asyncio.Semaphore(settings.encryption_calls)
+        self._calls_of = WeakValueDictionary[TopicId, asyncio.Semaphore]()
+        """Half of the calls are the most of one topic: the keys of a topic may all hang, and be many."""
 
     async def to_seal(self, topic_id: TopicId) -> TopicKey:
         """Returns the newest key of the topic, and makes the first. Raises KeyUnavailable."""
@@ -173,19 +198,40 @@ class TopicKeys:
         return await self._threads.run(opened, batches, partition, keys)
 
     async def _get(self, topic_id: TopicId, key_id: KeyId) -> TopicKey:
-        place = (topic_id, key_id)
-        kept = self._kept.get(place)
-        if kept is not None and kept.until_s > self._clock():
-            self._kept.move_to_end(place)
-            return kept.key
-        asked = self._asked.get(place)
+        kept = self._known_key(topic_id, key_id)
+        if kept is not None:
+            return kept
+        place, now_s = (topic_id, key_id), self._clock()
+        asked, before = self._asked.get(place), self._refused.get(place)
         if asked is None:
-            for refused in (self._away, self._refused.get(place)):
-                if refused is not None and refused.until_s > self._clock():
+            for refused in (self._away, before):
+                if refused is not None and refused.until_s > now_s:
                     raise KeyUnavailable(refused.reason)
-            asked = self._asked[place] = asyncio.create_task(self._ask(topic_id, key_id))
-            asked.add_done_callback(partial(self._answered, place))
-        return await asyncio.shield(asked)
+            asked = self._asked[place] = _Asked(asyncio.create_task(self._ask(topic_id, key_id)), now_s)
+            asked.answer.add_done_callback(partial(self._answered, place))
+        if before is None or not before.is_slow:
+            return await asyncio.shield(asked.answer)
+        try:
+            async with asyncio.timeout(
+                asked.began_s + _PATIENCE * self._settings.encryption_timeout_s - now_s
+            ):
+                return await asyncio.shield(asked.answer)
+        except TimeoutError:
+            raise KeyUnavailable(before.reason) from None
+
+    def _known_key(self, topic_id: TopicId, key_id: KeyId) -> TopicKey | None:
+        now_s = self._clock()
+        if key_id == _NEWEST:
+            newest = self._newest_of.get(topic_id)
+            if newest is None or newest.until_s <= now_s:
+                return None
+            self._newest_of.move_to_end(topic_id)
+            key_id = newest.key_id
+        kept = self._kept.get((topic_id, key_id))
+        if kept is None or kept.until_s <= now_s:
+            return None
+        self._kept.move_to_end((topic_id, key_id))
+        return kept.key
 
     def _answered(self, place: tuple[TopicId, KeyId], asked: "asyncio.Task[TopicKey]") -> None:
         self._asked.pop(place, None)
@@ -198,25 +244,41 @@ class TopicKeys:
             key = await self._asked_once(topic_id, key_id)
         except KeyUnavailable as error:
             now_s = self._clock()
-            refused = _Refused(str(error), now_s + self._settings.encryption_retry_s)
-            if now_s - asked_s >= self._settings.encryption_timeout_s * _SLOW:
+            is_slow = now_s - asked_s >= self._settings.encryption_timeout_s * _SLOW
+            refused = _Refused(str(error), now_s + self._settings.encryption_retry_s, is_slow)
+            if is_slow and self._answered_s < asked_s:
                 self._away = refused
             self._refused[topic_id, key_id] = refused
             self._drop_oldest(self._refused)
             raise
+        self._answered_s = self._clock()
         self._refused.pop((topic_id, key_id), None)
-        for name in {key_id, key.key_id}:
-            self._kept[topic_id, name] = _Kept(key, asked_s + self._settings.encryption_key_life_s)
+        until_s = asked_s + self._settings.encryption_key_life_s
+        self._kept[topic_id, key.key_id] = _Kept(key, until_s)
         self._drop_oldest(self._kept)
+        if key_id == _NEWEST:
+            self._newest_of[topic_id] = _Newest(key.key_id, until_s)
+            self._drop_oldest(self._newest_of)
+        loop, life_s = asyncio.get_running_loop(), self._settings.encryption_key_life_s
+        loop.call_later(life_s, self._forget, topic_id, key.key_id)
         return key
+
+    def _forget(self, topic_id: TopicId, key_id: KeyId) -> None:
+        """Also where nothing asks for the key again: that of a deleted topic must not stay in memory."""
+        kept = self._kept.get((topic_id, key_id))
+        if kept is not None and kept.until_s <= self._clock():
+            del self._kept[topic_id, key_id]
 
     def _drop_oldest(self, some: OrderedDict[Any, Any]) -> None:
         while len(some) > self._settings.encryption_keys_kept:
             some.popitem(last=False)
 
     async def _asked_once(self, topic_id: TopicId, key_id: KeyId) -> TopicKey:
+        own = self._calls_of.setdefault(
+            topic_id, asyncio.Semaphore(max(1, self._settings.encryption_calls // 2))
+        )
         try:
-            async with asyncio.timeout(self._settings.encryption_timeout_s), self._calls:
+            async with asyncio.timeout(self._settings.encryption_timeout_s), own, self._calls:
                 return await (self._newest(topic_id) if key_id == _NEWEST else self._of(topic_id, key_id))
         except TimeoutError:
             raise KeyUnavailable("the topic's key did not come in time") from None

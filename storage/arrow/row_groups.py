@@ -6,17 +6,22 @@ Promises:
 - The columns of a record are the first of a file. Columns behind them (fields of values, for SQL) are not
   read.
 - Damaged bytes are an error: history files have checksums of their pages.
+- Offsets rise, between the bounds that the footer has. An encrypted file's footer is signed, and its column
+  of offsets is not: without this, records could be left out for a changed offset.
 - Without its key, only what is in the clear is asked of an encrypted file: pyarrow would end the process.
 """
 
 import io
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from storage.arrow.arrow_schema import RECORD_SCHEMA
-from storage.encryption.parquet_keys import key_id_of, to_decrypt
+from storage.encryption.parquet_keys import check_name, key_id_of, to_decrypt
 from storage.encryption.sealed_batches import SealBroken, TopicKey
 from storage.identifiers import KeyId
 
@@ -25,6 +30,8 @@ _RECORD_CHUNKS = 8
 """Column chunks of these columns: headers have two."""
 FOOTER_GUESS_BYTES = 64 << 10
 """Bytes at the end of a file that hold the footers of most files."""
+_OFFSET = 1
+"""The column of offsets."""
 _END_BYTES = 8
 """The footer's length and the magic."""
 
@@ -48,10 +55,15 @@ def footer_bytes(tail: bytes | memoryview) -> int:
     return int.from_bytes(tail[-_END_BYTES:-4], "little") + _END_BYTES
 
 
-def key_id_of_footer(footer: bytes | memoryview) -> KeyId | None:
-    """Returns the id of the key that a file needs. None: it is in the clear. Raises DamagedRowGroup."""
+def key_id_of_footer(footer: bytes | memoryview, object_key: str) -> KeyId | None:
+    """Returns the id of the key that a file needs. None: it is in the clear. Raises DamagedRowGroup, also if
+    it is not the file that the object's key names. What an encrypted file's footer says counts once
+    `read_row_group` has read it with the key.
+    """
     try:
-        return key_id_of(pq.read_metadata(pa.BufferReader(footer)))
+        metadata = pq.read_metadata(pa.BufferReader(footer))
+        check_name(metadata, object_key)
+        return key_id_of(metadata)
     except (pa.ArrowException, OSError, ValueError, SealBroken) as error:
         raise DamagedRowGroup(str(error)) from error
 
@@ -84,7 +96,49 @@ def read_row_group(
     if bounds is None or (bounds.min, bounds.max) != (partition, partition):
         raise DamagedRowGroup(f"the row group at byte {position} is not one of partition {partition}")
     [batch] = rows.drop_columns(["partition"]).cast(RECORD_SCHEMA).combine_chunks().to_batches()
+    try:
+        OffsetCheck(metadata, [number]).take(batch.column("offset").to_numpy())
+    except ValueError as error:
+        raise DamagedRowGroup(str(error)) from error
     return batch
+
+
+class OffsetCheck:
+    """Checks the offsets of row groups that are read one after another. `metadata` of an encrypted file must
+    have been read with its key, unless only columns in the clear are read.
+    """
+
+    def __init__(self, metadata: pq.FileMetaData, numbers: Sequence[int]) -> None:
+        self._left = [
+            (group.num_rows, *_bounds(group)) for group in map(metadata.row_group, reversed(numbers))
+        ]
+        self._at = 0
+        """Rows of the current group so far."""
+        self._last = -1
+
+    def take(self, offsets: NDArray[np.int64]) -> None:
+        """Takes the offsets of the next rows. Raises ValueError."""
+        while len(offsets):
+            if not self._left:
+                raise ValueError("row groups have more rows than the footer says")
+            count, first, last = self._left[-1]
+            some, offsets = np.split(offsets, [count - self._at])
+            begins_wrong = self._at == 0 and some[0] != first
+            self._at += len(some)
+            if self._at == count:
+                self._left.pop()
+                self._at = 0
+            ends_wrong = self._at == 0 and some[-1] != last
+            if begins_wrong or ends_wrong or some[0] <= self._last or (np.diff(some) <= 0).any():
+                raise ValueError(f"the offsets of a row group are not those from {first} to {last}")
+            self._last = int(some[-1])
+
+
+def _bounds(group: pq.RowGroupMetaData) -> tuple[int, int]:
+    bounds: Any = group.column(_OFFSET).statistics
+    if bounds is None or not bounds.has_min_max:
+        raise ValueError("a row group has no bounds of its offsets")
+    return bounds.min, bounds.max
 
 
 def _number(metadata: pq.FileMetaData, position: int) -> int:

@@ -6,6 +6,10 @@ A file has Parquet's modular encryption: AES-256-GCM, with the footer in the cle
 no key. All others are encrypted, and their statistics with them. Each file has data keys, which the topic's
 key encrypts and the file keeps. The footer's key-value metadata names the topic's key.
 
+The name of a file's object has the id of its key, and the footer, which is signed, has that name. So a reader
+that knows the name from elsewhere than the bucket refuses what was put in the file's place: a file in the
+clear, or another one of the topic (`check_name`).
+
 `ColumnChunkMetaData.statistics` of an encrypted column ends the process if the metadata was read without
 keys: read them of `CLEAR_COLUMNS` only.
 """
@@ -29,7 +33,11 @@ from storage.identifiers import KeyId
 CLEAR_COLUMNS: Final = ("partition", "offset", "timestamp", "timestamp_type")
 KEY_METADATA: Final = "tidelog.key_id"
 """The name, in the footer's key-value metadata, of the id of the topic's key: 16 hexadecimal digits."""
+NAME_METADATA: Final = "tidelog.file"
+"""The name, in the footer's key-value metadata, of the last part of the object's key."""
 _KEY_ID: Final = re.compile(r"[0-9a-f]{16}")
+_NAMED_KEY: Final = re.compile(r"-([0-9a-f]{16})\.parquet")
+"""The end of an encrypted file's name."""
 _NONCE_BYTES: Final = 12
 _NO_CACHE: Final = timedelta(seconds=0)
 
@@ -43,6 +51,28 @@ def key_id_of(metadata: pq.FileMetaData) -> KeyId | None:
     if not _KEY_ID.fullmatch(text) or not 0 < int(text, 16) < 1 << 63:
         raise SealBroken(f"no key has the id {text!r} of a Parquet file")
     return KeyId(int(text, 16))
+
+
+def file_name(stem: str, key: TopicKey | None) -> str:
+    """Returns the name of a file that `key` encrypts, or of one in the clear. `stem` is unique, and does not
+    end in a part of 16 hexadecimal digits. The writer must add it to the footer as NAME_METADATA.
+    """
+    return f"{stem}.parquet" if key is None else f"{stem}-{_name(key.key_id)}.parquet"
+
+
+def check_name(metadata: pq.FileMetaData, object_key: str) -> None:
+    """Raises SealBroken if the object is not the encrypted file that its key names. The footer counts once it
+    was read with the key: it is signed.
+    """
+    name = object_key.rpartition("/")[2]
+    named = _NAMED_KEY.search(name)
+    if named is None:
+        return
+    key_id = key_id_of(metadata)
+    if key_id is None or _name(key_id) != named[1]:
+        raise SealBroken(f"{object_key} is not encrypted with the key that its name has")
+    if (metadata.metadata or {}).get(NAME_METADATA.encode()) != name.encode():
+        raise SealBroken(f"another file was put in the place of {object_key}")
 
 
 def to_encrypt(key: TopicKey, leaves: list[str]) -> Any:

@@ -81,7 +81,7 @@ class Place:
         found = []
         async for object_key, data in self._objects():
             if object_key.endswith(".parquet"):
-                decryption = decryption_of(keyring, pq.read_metadata(pa.BufferReader(data)))
+                decryption = decryption_of(keyring, pq.read_metadata(pa.BufferReader(data)), object_key)
                 file = pq.ParquetFile(pa.BufferReader(data), decryption_properties=decryption)
                 keys = file.read(columns=["key"]).column("key").to_pylist()
             elif segment_id_of(object_key) is not None:

@@ -122,6 +122,33 @@ async def test_all_records_are_read_after_a_recovery_from_the_bucket_alone(
         assert b"record-4" in await records(wire, made, 4)
 
 
+async def test_records_of_a_key_made_after_the_backup_are_read_after_a_recovery_of_it(
+    place: Place, key_file: Path, wrapping: KeyWrapping, objects: KeyObjects
+) -> None:
+    """Also if somebody rotates the restored database's key before its recovery."""
+    keys = place.sequencer.topic_keys
+    async with an_agent(place, key_file) as wire:
+        made = await create(wire, "secrets", configs=ENCRYPTED, num_partitions=1)
+        assert (await produced(wire, "secrets", {0: a_batch(b"record-1")}))[0].value == 0
+        await journal(place, checkpoint=True)
+    backup, topic_id = await back_up(place), TopicId(made.topic_id)
+    later = await new_version(keys, objects, wrapping, topic_id, 2)
+    async with an_agent(place, key_file) as wire:
+        assert (await produced(wire, "secrets", {0: a_batch(b"record-2")}))[0].value == 0
+        await journal(place)
+    await restore(place, backup)
+    other = await new_version(keys, objects, wrapping, topic_id, 2)
+    await KeyCopiesJob(place.sequencer, place.store, CLUSTER, settings()).step(None)
+    assert {later.key_id, other.key_id} < await listed(objects)
+
+    report = await place.recover()
+
+    assert (report.is_lossless, report.keys_found) == (True, 1)
+    async with an_agent(place, key_file) as wire:
+        found = await records(wire, made, 2)
+        assert (b"record-1" in found, b"record-2" in found) == (True, True)
+
+
 async def a_topic_with_a_key(
     place: Place, wrapping: KeyWrapping, objects: KeyObjects, name: str = "secrets"
 ) -> tuple[Topic, WrappedKey]:

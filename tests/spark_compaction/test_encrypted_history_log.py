@@ -4,14 +4,21 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import TopicPartition
 from kio.schema.errors import ErrorCode
 
 from sequencer.client import Sequencer
+from sequencer.history.history_values import TableFile
 from sequencer.topics.topics import Topic
+from spark_compaction.bucket import LocalBucket
+from spark_compaction.history_file import HistoryFile
 from spark_compaction.settings import CompactionSettings
+from storage.arrow.arrow_schema import RECORD_SCHEMA
+from storage.arrow.row_groups import footer_bytes
 from storage.encryption.settings import EncryptionSettings
+from storage.identifiers import TopicId
 from storage.stores.object_store import ObjectStore, StoreSettings
 from tests.agent.read_path.wire import a_fetch
 from tests.agent.running import Wire, running
@@ -153,3 +160,50 @@ async def test_a_destroyed_key_and_a_damaged_file_fail_their_own_offsets(
             wire.close()
         newest = ErrorCode.kafka_storage_error if is_damaged else ErrorCode.none
         assert codes == [ErrorCode.none, ErrorCode.kafka_storage_error, newest]
+
+
+def _forged(tmp_path: Path, file: TableFile, topic_id: TopicId, size: int) -> bytes:
+    """A file in the clear with a record at the first offset of `file`, and of its size."""
+    bucket = LocalBucket(tmp_path)
+    made = HistoryFile(bucket, "forged/", topic_id, file.partition, row_group_bytes=1 << 20)
+    columns: dict[str, Any] = {
+        "offset": [file.first_offset],
+        "timestamp": [0],
+        "timestamp_type": [0],
+        "key": [b"forged"],
+        "value": [b"forged"],
+        "headers": [[]],
+    }
+    made.add(pa.RecordBatch.from_pydict(columns, schema=RECORD_SCHEMA))
+    data = bytes(bucket.get(made.close().object_key))
+    begins = len(data) - footer_bytes(data)
+    return data[:begins] + bytes(size - len(data)) + data[begins:]
+
+
+async def test_agents_refuse_another_file_in_the_place_of_an_encrypted_one(
+    log: Log,
+    encrypting: CompactionSettings,
+    sequencer: Sequencer,
+    store: ObjectStore,
+    database_url: str,
+    store_url: str,
+    store_settings: StoreSettings,
+    tmp_path: Path,
+) -> None:
+    await _written(log, encrypting, sequencer)
+    [orders] = (await sequencer.topics.by_name(["orders"])).values()
+    first, *_, last = await files_of(log, "orders")
+    plain = bytes(await store.get(first.object_key))
+    forged = await asyncio.to_thread(_forged, tmp_path, last, log.topic_ids["orders"], last.size_bytes)
+    for data in (forged, plain):
+        await store.put(last.object_key, [data])
+        async with running(
+            database_url, store_url, store_settings=store_settings, encryption=_encryption(encrypting)
+        ) as agent:
+            wire = await Wire.connect(agent.app.kafka_port)
+            [refused] = await _read(wire, orders, last.first_offset)
+            [other] = await _read(wire, orders, 0)
+            wire.close()
+        assert refused.error_code is ErrorCode.kafka_storage_error
+        assert not refused.records
+        assert other.error_code is ErrorCode.none

@@ -5,8 +5,10 @@ import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import UUID, uuid4
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from spark_compaction.bucket import LocalBucket
@@ -93,6 +95,13 @@ class Log:
         data = bytearray(path.read_bytes())
         data[at] ^= 1
         path.write_bytes(data)
+
+    def replace(self, number: int, data: bytes) -> None:
+        """As someone who may write to the bucket."""
+        (self.path / self.pieces[number].object_key).write_bytes(data)
+
+    def stored(self, number: int) -> bytes:
+        return (self.path / self.pieces[number].object_key).read_bytes()
 
     def read(
         self,
@@ -185,6 +194,49 @@ def test_a_damaged_encrypted_file_is_an_error_and_never_another_value(log: Log) 
         except (OSError, ValueError, pa.ArrowException, KeyUnavailable, SealBroken):
             continue
         assert found.column("value").to_pylist() == [b"2", b"3"], at
+
+
+def a_file(tmp_path: Path, first: int, key: TopicKey | None, topic_id: TopicId = TOPIC) -> bytes:
+    """A file with two records, from the offset `first` on."""
+    other = Log(tmp_path / uuid4().hex)
+    other.end = first
+    other.add_file(b"forged", b"forged", key=key and TopicKey(topic_id, key.key_id, bytes(32)))
+    return other.stored(0)
+
+
+@pytest.mark.parametrize("columns", [("value",), ("offset",)], ids=["with the key", "without a key"])
+@pytest.mark.parametrize(
+    ("first", "key", "topic_id"),
+    [(2, None, TOPIC), (2, OLD, TOPIC), (4, OLD, TOPIC), (2, OLD, TopicId(UUID(int=9)))],
+    ids=["in the clear", "older", "of other offsets", "of another topic"],
+)
+def test_another_file_in_the_place_of_an_encrypted_one_is_refused(
+    log: Log, tmp_path: Path, first: int, key: TopicKey | None, topic_id: TopicId, columns: tuple[str, ...]
+) -> None:
+    log.replace(1, a_file(tmp_path, first, key, topic_id))
+
+    for lossy in (True, False):
+        with pytest.raises(SealBroken, match=r"00003-0{19}2-.*0011\.parquet"):
+            log.read(KEYS, *columns, pieces=slice(1, 2), fail_on_data_loss=not lossy)
+    assert log.read(KEYS, *columns, pieces=slice(2, 3)).num_rows == 1
+
+
+def test_offsets_that_someone_changed_in_an_encrypted_file_are_refused(log: Log, tmp_path: Path) -> None:
+    """Parquet does not sign columns in the clear: their pages can be put in from another file."""
+    sound, forged = log.stored(1), a_file(tmp_path, 3, None)
+
+    def chunk(data: bytes) -> slice:
+        offsets = pq.read_metadata(pa.BufferReader(data)).row_group(0).column(1)
+        return slice(offsets.data_page_offset, offsets.data_page_offset + offsets.total_compressed_size)
+
+    changed = bytearray(sound)
+    changed[chunk(sound)] = forged[chunk(forged)]
+    assert len(changed) == len(sound)
+    log.replace(1, bytes(changed))
+
+    for columns in (("value",), ("offset",)):
+        with pytest.raises(ValueError, match="not those from 2 to 3"):
+            log.read(KEYS, *columns, pieces=slice(1, 2))
 
 
 def test_a_large_encrypted_file_is_read_by_ranges(tmp_path: Path) -> None:

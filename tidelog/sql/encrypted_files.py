@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from spark_compaction.history_file import PARQUET_SCHEMA, decryption_of, typed_columns
 from spark_compaction.typed.columns import leaf_type
-from storage.encryption.parquet_keys import CLEAR_COLUMNS
+from storage.encryption.parquet_keys import CLEAR_COLUMNS, check_name
 from storage.encryption.topic_keyring import ReadKeyring
 from tidelog.sql.catalog import Column
 from tidelog.sql.engine import NotInDuckDB
@@ -31,17 +31,22 @@ _COUNTED: Final = "offset"
 
 
 def decrypted_rows(
-    source: Callable[[], Any], keyring: ReadKeyring | None, schema: pa.Schema, may_pass: MayPass
+    path: str,
+    source: Callable[[], Any],
+    keyring: ReadKeyring | None,
+    schema: pa.Schema,
+    may_pass: MayPass,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a file with the columns of `schema`, which have field ids. `source` opens the file.
-    `may_pass` says of a row group's bounds if a row of it may be needed. Raises KeyUnavailable, and what
-    pyarrow raises for a damaged file.
+    """The rows of the file `path` with the columns of `schema`, which have field ids. `source` opens it.
+    `may_pass` says of a row group's bounds if a row of it may be needed. Raises KeyUnavailable, SealBroken
+    for another file than `path` names, and what pyarrow raises for a damaged file.
     """
     file = pq.ParquetFile(source(), page_checksum_verification=True)
+    check_name(file.metadata, path)
     wanted = {_id(field) for field in schema}
     own = [field.name for field in file.schema_arrow if _id(field) in wanted] or [_COUNTED]
     if not set(own) <= set(CLEAR_COLUMNS):
-        decryption = decryption_of(keyring, file.metadata)
+        decryption = decryption_of(keyring, file.metadata, path)
         if decryption is not None:
             file = pq.ParquetFile(source(), decryption_properties=decryption, page_checksum_verification=True)
     groups = [number for number in range(file.num_row_groups) if may_pass(_bounds(file.metadata, number))]

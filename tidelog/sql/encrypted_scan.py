@@ -79,7 +79,8 @@ class _Parts:
         """The rows, with the columns of `schema`."""
         for path in self.paths:
             try:
-                yield from decrypted_rows(partial(self._open, path), self.keyring, schema, self.may_pass)
+                opened = partial(self._open, path)
+                yield from decrypted_rows(path, opened, self.keyring, schema, self.may_pass)
             except Exception as error:
                 if self.files.failure is None:
                     self.files.failure = _said(path, error)

@@ -113,7 +113,8 @@ class ScanReader(DataSourceReader):
         schema = arrow_schema([column for column in self._columns if column.name in needed])
         may_pass = partial(_may_hold, self._window)
         for file in task.files:
-            for rows in decrypted_rows(_source(bucket, file), task.keyring, schema, may_pass):
+            source = _source(bucket, file)
+            for rows in decrypted_rows(file.key, source, task.keyring, schema, may_pass):
                 own = _within(self._window, rows)
                 if own.num_rows:
                     columns = [for_spark(own.column(each.name), each.type) for each in wanted]

@@ -173,8 +173,8 @@ def test_a_row_group_is_read_from_its_range_and_the_footer_alone() -> None:
 
 def test_a_row_group_of_an_encrypted_file_is_read_with_its_key_and_equals_the_clear_one() -> None:
     (data, metadata), (clear, clear_metadata) = a_file(KEY), a_file()
-    assert key_id_of_footer(footer_of(data)) == KEY.key_id
-    assert key_id_of_footer(footer_of(clear)) is None
+    assert key_id_of_footer(footer_of(data), "file") == KEY.key_id
+    assert key_id_of_footer(footer_of(clear), "file") is None
     for number in range(3):
         position, length = row_group_range(metadata.row_group(number))
         start, size = row_group_range(clear_metadata.row_group(number))

@@ -1,5 +1,6 @@
 """KMS' protocol against moto's server: TIDELOG_TEST_MOTO names its program (`moto_server`)."""
 
+import asyncio
 import os
 import subprocess
 from collections.abc import Iterator
@@ -80,3 +81,20 @@ async def test_an_alias_that_is_moved_leaves_older_keys_readable_and_names_the_n
 
         assert await keys.unwrap(name, wrapped, topic, KeyId(1)) == secret
         assert await keys.name() == f"aws-kms:{other['Arn']}"
+
+
+async def test_credentials_that_come_later_are_found_and_many_calls_run_at_once(
+    kms: EncryptionSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, topic, secret = AwsKms(kms), TopicId(uuid4()), os.urandom(32)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(KeyUnavailable, match="credentials"):
+        await keys.wrap(secret, topic, KeyId(1))
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "any")
+    wrapped = await asyncio.gather(*(keys.wrap(secret, topic, KeyId(number)) for number in range(1, 40)))
+    opened = [keys.unwrap(*each, topic, KeyId(number)) for number, each in enumerate(wrapped, 1)]
+    assert await asyncio.gather(*opened) == [secret] * 39

@@ -103,11 +103,11 @@ async def test_without_a_provider_only_what_needs_a_key_fails_and_names_the_sett
     clear = a_batch(b"in the clear")
 
     assert opened_batches(found, clear, 0) == clear
-    assert decryption_of(found, pq.read_metadata(pa.BufferReader(a_file(None)))) is None
+    assert decryption_of(found, pq.read_metadata(pa.BufferReader(a_file(None))), "file") is None
     with pytest.raises(KeyUnavailable, match=r"'orders'.*TIDELOG_ENCRYPTION_PROVIDER"):
         opened_batches(found, clear + KEY.seal(clear, 0), 0)
     with pytest.raises(KeyUnavailable, match=r"'orders'.*TIDELOG_ENCRYPTION_PROVIDER"):
-        decryption_of(found, pq.read_metadata(pa.BufferReader(a_file())))
+        decryption_of(found, pq.read_metadata(pa.BufferReader(a_file())), "file")
 
 
 async def test_a_key_that_cannot_be_had_leaves_the_others(bucket: Bucket) -> None:
