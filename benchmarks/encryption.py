@@ -6,27 +6,41 @@ a run are cut for a fetch, each with and without encryption in turn.
 History in the same way: a task of compaction turns a run into Parquet, and one of a merge writes the file
 again. Both are what Spark's executors run, in this process and with a directory as bucket. Records are like a
 service's events, in batches that zstd compressed; a GB is one of these batches as they are stored.
+
+Log compaction, too: the housekeeper's cleaner in this process, with a Postgres as another one.
 """
 
+import asyncio
 import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from uuid import UUID, uuid4
 
 from kafka.record import MemoryRecordsBuilder
+from prometheus_client import CollectorRegistry
 from rich.console import Console
 from rich.table import Table
 
 from agent.read_path.slice_batches import take_batches
 from benchmarks.history_reads import batch as batch_of_events
 from cache_ring.pages.run_bytes import RunBytes
+from compactor.cleaning import Cleaner, CleaningDiscoveryJob
+from compactor.metrics import CleaningMetrics
+from compactor.settings import HousekeeperSettings
+from sequencer.client import Sequencer
+from sequencer.commits.commits import SegmentToCommit
 from sequencer.commits.coordinates import RunCoordinate
 from sequencer.history.history_values import HistoryJob, RunToCompact, TableFile, TableVersion
+from sequencer.migrate import migrate
+from sequencer.settings import MigrationSettings, SequencerSettings
+from sequencer.topics.topic_key_cache import TopicKeys, keys_for_jobs
 from spark_compaction.bucket import BucketAddress
 from spark_compaction.history_file import PARQUET_SCHEMA
 from spark_compaction.planner import PlannedTask
@@ -35,13 +49,19 @@ from spark_compaction.tasks import TaskContext, run_tasks, task_table
 from storage.batches.batch_validation import BatchLimits, validate_produced
 from storage.batches.record_batch import BatchHeader, read_header
 from storage.encryption.sealed_batches import TopicKey, key_ids, opened
+from storage.encryption.settings import EncryptionSettings
 from storage.encryption.topic_keyring import TopicKeyring
 from storage.identifiers import BytePosition, KeyId, ObjectKey, Offset, Partition, TopicId, new_segment_id
 from storage.segments.keys import segment_key
 from storage.segments.segment import seal_segment
 from storage.segments.segment_batches import PendingBatch, PendingBatches
+from storage.stores.memory_store import MemoryStore
 from storage.stores.object_store import StoreSettings
+from tests.support.key_file import key_line
+from tests.support.postgres import OWN_FOR_YEARS
+from tidelog.embedded.postgres import EmbeddedPostgres, EmbeddedPostgresSettings
 
+CLUSTER = "tidelog"
 TOPIC = TopicId(UUID(int=1))
 PARTITION = Partition(0)
 TOTAL_BYTES = 8 << 20
@@ -52,6 +72,7 @@ SHAPES = ((1, 100), (10, 100), (100, 1_000), (1_000, 1_000))
 HISTORY_BYTES = 32 << 20
 HISTORY_RECORD_BYTES = (200, 1_000)
 ROW_GROUP_BYTES, FILE_BYTES = 8 << 20, 256 << 20
+_BATCHES_PER_SEGMENT = 16
 JOB = HistoryJob(
     job_id=uuid4(), topic_id=TOPIC, prefix="history/", table=TableVersion(number=0, metadata_key=None)
 )
@@ -183,15 +204,22 @@ class StoredRun:
         assert sum(row["kept_rows"] for each in rows for row in each.to_pylist()) == source.row_count
 
 
+def events(record_bytes: int) -> list[tuple[bytes, int]]:
+    """Batches, each with its number of records: HISTORY_BYTES in all."""
+    chance, batches, size, records = random.Random(1), list[tuple[bytes, int]](), 0, 0
+    while size < HISTORY_BYTES:
+        batches.append(batch_of_events(chance, records, record_bytes))
+        size, records = size + len(batches[-1][0]), records + batches[-1][1]
+    return batches
+
+
 def show_history(key: TopicKey) -> Table:
     """With the median of what encryption adds in a round, and its quartiles."""
     table = Table("bytes each", "compact", "encryption adds", "merge", "encryption adds", "bytes added")
     table.title = "History, CPU s per GB of the log"
     for record_bytes in HISTORY_RECORD_BYTES:
-        chance, batches, size = random.Random(1), list[tuple[bytes, int]](), 0
-        while size < HISTORY_BYTES:
-            batches.append(batch_of_events(chance, sum(each[1] for each in batches), record_bytes))
-            size += len(batches[-1][0])
+        batches = events(record_bytes)
+        size = sum(len(batch) for batch, _ in batches)
         with tempfile.TemporaryDirectory() as clear, tempfile.TemporaryDirectory() as encrypted:
             runs = StoredRun(Path(clear), batches, None), StoredRun(Path(encrypted), batches, key)
             works = [work for run in runs for work in (run.compact, run.merge)]
@@ -205,6 +233,86 @@ def show_history(key: TopicKey) -> Table:
             _added(merge, merge_keyed),
         )
         table.add_row(str(record_bytes), *cells, f"{added:.2%}")
+    return table
+
+
+@dataclass(kw_only=True)
+class CompactedTopics:
+    sequencer: Sequencer
+    store: MemoryStore
+    keys: TopicKeys
+
+    async def clean(self, name: str, batches: Sequence[tuple[bytes, int]], *, encrypted: bool) -> float:
+        """Writes the batches to a new topic. Returns the CPU seconds of cleaning it."""
+        config = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
+        if encrypted:
+            config["tidelog.encryption"] = "on"
+        topic_id = (await self.sequencer.topics.create(name, 1, config)).topic_id
+        key = await self.keys.to_seal(topic_id) if encrypted else None
+        for first in range(0, len(batches), _BATCHES_PER_SEGMENT):
+            await self._write(topic_id, [data for data, _ in batches[first:][:_BATCHES_PER_SEGMENT]], key)
+        settings = HousekeeperSettings(restore_horizon_s=0)
+        await CleaningDiscoveryJob(self.sequencer, settings).step(None)
+        metrics = CleaningMetrics(CollectorRegistry())
+        cleaner = Cleaner(self.sequencer, self.store, CLUSTER, settings, metrics, keys=self.keys)
+        began_s = time.process_time()
+        assert await cleaner.clean_once(), "it was due"
+        took_s = time.process_time() - began_s
+        await self.sequencer.topics.delete(name)
+        return took_s
+
+    async def _write(self, topic_id: TopicId, batches: Sequence[bytes], key: TopicKey | None) -> None:
+        pending = []
+        for data in batches:
+            stored = data if key is None else key.seal(data, PARTITION)
+            batch = replace(
+                validate_produced(data, LIMITS), data=memoryview(stored), header=read_header(stored)
+            )
+            pending.append(PendingBatch(topic_id=topic_id, partition=PARTITION, batch=batch))
+        segment_id = new_segment_id()
+        object_key = segment_key(CLUSTER, segment_id)
+        segment = seal_segment(segment_id, "1", PendingBatches.of(pending))
+        await self.sequencer.reservations.reserve({segment_id: object_key}, 600, "1")
+        await self.store.put(object_key, segment.chunks)
+        await self.sequencer.commits.commit(
+            [SegmentToCommit(segment_id=segment_id, size_bytes=segment.size_bytes, batches=segment.placed)]
+        )
+
+
+@asynccontextmanager
+async def compacted_topics(folder: Path) -> AsyncIterator[CompactedTopics]:
+    key_file = folder / "keys"
+    key_file.write_text(key_line("only"))
+    settings = EncryptionSettings(encryption_provider="file", encryption_key=str(key_file))
+    postgres = EmbeddedPostgres(folder / "postgres", EmbeddedPostgresSettings(durable=False))
+    try:
+        url = await asyncio.to_thread(postgres.start)
+        await migrate(url, MigrationSettings())
+        sequencer, store = await Sequencer.open(url, SequencerSettings()), MemoryStore()
+        try:
+            await sequencer.database.run(OWN_FOR_YEARS)
+            keys = keys_for_jobs(sequencer.topic_keys, store, CLUSTER, settings)
+            yield CompactedTopics(sequencer=sequencer, store=store, keys=keys)
+        finally:
+            await sequencer.close()
+    finally:
+        await asyncio.to_thread(postgres.stop)
+
+
+async def show_cleaning() -> Table:
+    table = Table("bytes each", "clean", "encryption adds", title="Log compaction, CPU s per GB of the log")
+    for record_bytes in HISTORY_RECORD_BYTES:
+        batches = events(record_bytes)
+        size = sum(len(batch) for batch, _ in batches)
+        rounds: list[tuple[float, float]] = []
+        with tempfile.TemporaryDirectory() as folder:
+            async with compacted_topics(Path(folder)) as topics:
+                for number in range(ROUNDS):
+                    clear = await topics.clean(f"clear-{number}", batches, encrypted=False)
+                    encrypted = await topics.clean(f"encrypted-{number}", batches, encrypted=True)
+                    rounds.append((clear / size * 1e9, encrypted / size * 1e9))
+        without, with_encryption = zip(*rounds, strict=True)
+        table.add_row(str(record_bytes), f"{median(without):.1f}", _added(without, with_encryption))
     return table
 
 
@@ -234,6 +342,7 @@ def main() -> None:
         table.add_row(str(records), str(record_bytes), *(f"{one:.2f}" for one in medians))
     Console().print(table)
     Console().print(show_history(key))
+    Console().print(asyncio.run(show_cleaning()))
 
 
 if __name__ == "__main__":
