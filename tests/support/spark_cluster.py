@@ -21,6 +21,7 @@ import psutil
 import pyspark
 
 from tests.support.child import free_port, wait_until_open
+from tests.support.spark import LIGHT_JAVA, archive_classes
 from tidelog.devstack.watchdog import Watchdog
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +30,6 @@ SPARK_HOME = Path(pyspark.__path__[0])
 _HOST = "127.0.0.1"
 _START_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 20.0
-_LIGHT_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _EXECUTOR_CLASS = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 
 
@@ -106,7 +106,7 @@ class SparkCluster:
             "spark.driver.host": _HOST,
             "spark.driver.bindAddress": _HOST,
             "spark.executor.memory": "512m",
-            "spark.executor.extraJavaOptions": _LIGHT_JAVA,
+            "spark.executor.extraJavaOptions": LIGHT_JAVA,
             "spark.task.maxFailures": "4",
             **conf,
         }
@@ -175,7 +175,7 @@ def bare_environment() -> dict[str, str]:
         "PYTHONSAFEPATH": "1",
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": _HOST,
-        "JDK_JAVA_OPTIONS": _LIGHT_JAVA,
+        "JDK_JAVA_OPTIONS": LIGHT_JAVA,
     }
 
 
@@ -183,6 +183,7 @@ def bare_environment() -> dict[str, str]:
 def spark_cluster(directory: Path, workers: int = 2) -> Iterator[SparkCluster]:
     """A master and its workers, of one core each."""
     directory.mkdir(parents=True, exist_ok=True)
+    archive_classes()
     watchdog = Watchdog()
     cluster = SparkCluster(
         directory=directory, master_port=free_port(), master_page=free_port(), watchdog=watchdog
