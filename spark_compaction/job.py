@@ -60,8 +60,9 @@ async def kept_lease(sequencer: Sequencer, job: HistoryJob, lease_s: float) -> A
         raise
     finally:
         renewal.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await renewal
+        await asyncio.wait([renewal])  # a cancellation that comes meanwhile is this task's own
+        if not renewal.cancelled():
+            renewal.result()
 
 
 async def _renew(sequencer: Sequencer, job_id: UUID, lease_s: float) -> None:

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from compactor.metrics import HousekeeperMetrics
 from sequencer.client import Sequencer
-from sequencer.history.history_values import HistoryJob, TopicBehind
+from sequencer.history.history_values import HistoryJob, TableVersion, TopicBehind
 from spark_compaction import compact as compact_module
 from spark_compaction import job as job_module
 from spark_compaction.compact import Compaction, TopicCompactor
@@ -124,6 +124,37 @@ def test_topics_that_cannot_go_on_leave_the_rounds_to_the_others() -> None:
     assert retries.without_waiting([stuck, well], now_s + 1000) == [stuck, well]
     retries.note(stuck.topic_id, advanced=True)
     assert retries.without_waiting([stuck, well], now_s) == [stuck, well]
+
+
+async def test_a_stop_while_a_job_lets_its_lease_go_is_not_lost(
+    sequencer: Sequencer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewing, ending, go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def renew(*_: object) -> None:
+        try:
+            renewing.set()
+            await asyncio.Event().wait()
+        finally:
+            ending.set()
+            await go_on.wait()
+
+    async def work() -> None:
+        async with job_module.kept_lease(sequencer, job, 60.0):
+            await renewing.wait()
+        await asyncio.Event().wait()  # the next round
+
+    monkeypatch.setattr(job_module, "_renew", renew)
+    table = TableVersion(number=0, metadata_key=None)
+    job = HistoryJob(job_id=UUID(int=1), topic_id=TopicId(UUID(int=1)), prefix="p/", table=table)
+    working = asyncio.create_task(work())
+    await ending.wait()
+
+    working.cancel()
+    go_on.set()
+
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(working, 30)
 
 
 @asynccontextmanager
