@@ -24,8 +24,9 @@ from sequencer.database.lanes import Lane
 from sequencer.database.named_sql import load_statements
 from sequencer.database.shared_statement import SharedStatement
 from sequencer.groups.committed_offsets import OffsetCommit, commit_parameters
-from sequencer.tenants.tenant_limits import MOST_TRANSACTIONAL_IDS, TenantLimitReached
-from sequencer.tenants.tenant_names import range_of, tenant_of
+from sequencer.tenants.tenant_limits import MOST_TRANSACTIONAL_IDS
+from sequencer.tenants.tenant_names import tenant_of
+from sequencer.tenants.tenant_room import check_room
 from storage.arrow.aborted_batches import AbortedTransaction
 from storage.batches.record_batch import marker_batch
 from storage.identifiers import BytePosition, Offset, Partition, ProducerId, TopicId, new_segment_id
@@ -192,7 +193,16 @@ class Transactions:
         EndCause.FENCE, or EndCause.RESTART if it goes on itself. Raises TenantLimitReached if the tenant may
         not have one more transactional id.
         """
-        await self._check_room(transactional_id)
+        tenant = tenant_of(transactional_id)
+        if tenant is not None:
+            await check_room(
+                self._database,
+                SQL["has_room"],
+                tenant,
+                most=MOST_TRANSACTIONAL_IDS,
+                what="transactional ids",
+                transactional_id=transactional_id,
+            )
         [row] = await self._database.write(
             SQL["initialize"],
             transactional_id=transactional_id,
@@ -207,20 +217,6 @@ class Transactions:
                 producer_epoch=row.producer_epoch,
             )
         return TransactionRefusal(row.verdict) if row.verdict else _identity(row)
-
-    async def _check_room(self, transactional_id: str) -> None:
-        tenant = tenant_of(transactional_id)
-        if tenant is None:
-            return
-        [row] = await self._database.read(
-            SQL["has_room"],
-            transactional_id=transactional_id,
-            tenant=tenant,
-            most_of_tenant=MOST_TRANSACTIONAL_IDS,
-            **range_of(tenant),
-        )
-        if not row.has_room:
-            raise TenantLimitReached("There are as many transactional ids as this tenant may have.")
 
     async def add(
         self,

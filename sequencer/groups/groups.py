@@ -25,8 +25,9 @@ from sequencer.database.array_parameters import Int4Array, Int8Array, TextArray
 from sequencer.database.database import Database, Row
 from sequencer.database.named_sql import load_statements
 from sequencer.groups.stored_groups import GroupChange, GroupKind, StoredGroup, StoredMember
-from sequencer.tenants.tenant_limits import MOST_GROUPS, TenantLimitReached
-from sequencer.tenants.tenant_names import range_of, tenant_of
+from sequencer.tenants.tenant_limits import MOST_GROUPS
+from sequencer.tenants.tenant_names import tenant_of
+from sequencer.tenants.tenant_room import check_room
 from storage.identifiers import NodeId
 
 SQL = load_statements("groups")
@@ -158,15 +159,7 @@ class Groups:
 
 async def _check_room(database: Database, statement: str, tenant: str, group_id: str) -> None:
     """Raises TenantLimitReached."""
-    [row] = await database.read(
-        statement,
-        group_id=group_id,
-        tenant=tenant,
-        most_of_tenant=MOST_GROUPS,
-        **range_of(tenant),
-    )
-    if not row.has_room:
-        raise TenantLimitReached("There are as many groups as this tenant may have.")
+    await check_room(database, statement, tenant, most=MOST_GROUPS, what="groups", group_id=group_id)
 
 
 def can_be_id(text: str) -> bool:

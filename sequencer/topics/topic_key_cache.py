@@ -55,8 +55,6 @@ _NEWEST = NO_KEY_ID
 _OPENED_AT_ONCE_BYTES = 1 << 20
 _OPENED_AT_ONCE = 64
 """More bytes or batches are opened in a thread: so many take a third of a millisecond."""
-
-
 _PATIENCE = 0.1
 """Of `encryption_timeout_s`, for a key that did not come in time before."""
 _SLOW = 0.8

@@ -15,7 +15,7 @@ from kio.schema.init_producer_id.v5.response import InitProducerIdResponse
 from kio.schema.types import ProducerId
 from kio.static.primitive import i16
 
-from agent.error_codes import transaction_code
+from agent.error_codes import administration_code, transaction_code
 from agent.kafka.api import NO_THROTTLE
 from agent.kafka.authorization import CLUSTER, TOPIC, TRANSACTIONAL_ID, may, note_refusal
 from agent.kafka.context import RequestContext
@@ -92,8 +92,8 @@ async def _initialize_transactions(
                 knows_fenced = context.api_version >= _FIRST_WITH_FENCED
                 return _refused(transaction_code(found, knows_fenced=knows_fenced))
             await _abort(found, asked, context)
-    except TenantLimitReached:
-        return _refused(ErrorCode.policy_violation)
+    except TenantLimitReached as refused:
+        return _refused(administration_code(refused))
     except AWAY:
         return _refused(ErrorCode.coordinator_not_available)
     return _refused(ErrorCode.concurrent_transactions)
