@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
@@ -84,21 +84,24 @@ def cpu_s_per_gb(work: Callable[[], object], size_bytes: int) -> float:
     return (time.process_time() - began) / size_bytes * 1e9
 
 
+def checked(data: bytes, key: TopicKey | None, topic_id: TopicId = TOPIC) -> PendingBatch:
+    """Checks a batch, and seals it with the key."""
+    batch = validate_produced(data, LIMITS)
+    if key is not None:
+        sealed = memoryview(key.seal(batch.data, PARTITION))
+        header: BatchHeader = read_header(sealed)
+        batch = type(batch)(
+            header=header,
+            data=sealed,
+            min_timestamp_ms=batch.min_timestamp_ms,
+            max_timestamp_ms=batch.max_timestamp_ms,
+        )
+    return PendingBatch(topic_id=topic_id, partition=PARTITION, batch=batch)
+
+
 def produce(batches: Sequence[bytes], key: TopicKey | None) -> int:
     """Checks the batches and lays them out as a segment. Returns its size."""
-    pending = []
-    for data in batches:
-        batch = validate_produced(data, LIMITS)
-        if key is not None:
-            sealed = memoryview(key.seal(batch.data, PARTITION))
-            header: BatchHeader = read_header(sealed)
-            batch = type(batch)(
-                header=header,
-                data=sealed,
-                min_timestamp_ms=batch.min_timestamp_ms,
-                max_timestamp_ms=batch.max_timestamp_ms,
-            )
-        pending.append(PendingBatch(topic_id=TOPIC, partition=PARTITION, batch=batch))
+    pending = [checked(data, key) for data in batches]
     sealed_segment = seal_segment(new_segment_id(), "1", PendingBatches.of(pending))
     return len(b"".join(sealed_segment.chunks))
 
@@ -262,13 +265,7 @@ class CompactedTopics:
         return took_s
 
     async def _write(self, topic_id: TopicId, batches: Sequence[bytes], key: TopicKey | None) -> None:
-        pending = []
-        for data in batches:
-            stored = data if key is None else key.seal(data, PARTITION)
-            batch = replace(
-                validate_produced(data, LIMITS), data=memoryview(stored), header=read_header(stored)
-            )
-            pending.append(PendingBatch(topic_id=topic_id, partition=PARTITION, batch=batch))
+        pending = [checked(data, key, topic_id) for data in batches]
         segment_id = new_segment_id()
         object_key = segment_key(CLUSTER, segment_id)
         segment = seal_segment(segment_id, "1", PendingBatches.of(pending))

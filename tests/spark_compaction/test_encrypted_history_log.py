@@ -1,8 +1,11 @@
 """Consumers read encrypted Parquet from an agent as they read the log, and lose it alone with its key."""
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pytest
@@ -21,7 +24,7 @@ from storage.encryption.settings import EncryptionSettings
 from storage.identifiers import TopicId
 from storage.stores.object_store import ObjectStore, StoreSettings
 from tests.agent.read_path.wire import a_fetch
-from tests.agent.running import Wire, running
+from tests.agent.running import Running, Wire, running
 from tests.spark_compaction.log import Log, drop_local, one, records
 from tests.spark_compaction.reading import compact_one
 from tests.spark_compaction.test_encrypted_topics import (
@@ -39,6 +42,7 @@ from tests.spark_compaction.test_history_log import _consumed, _consumer, _rows
 __all__ = ["encrypting", "key_file"]
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark"), pytest.mark.timeout(600)]
 FIRST_MS = 1_700_000_000_000
+AnAgent: TypeAlias = Callable[[], AbstractAsyncContextManager[Running]]
 
 
 async def _written(log: Log, settings: CompactionSettings, sequencer: Sequencer) -> None:
@@ -61,13 +65,18 @@ async def _written(log: Log, settings: CompactionSettings, sequencer: Sequencer)
     assert await drop_local(sequencer) > 0
 
 
-def _encryption(settings: CompactionSettings) -> EncryptionSettings:
-    return EncryptionSettings(
+@pytest.fixture
+def an_agent(
+    encrypting: CompactionSettings, database_url: str, store_url: str, store_settings: StoreSettings
+) -> AnAgent:
+    """With the keys' provider."""
+    encryption = EncryptionSettings(
         encryption_provider="file",
-        encryption_key=settings.encryption_key,
+        encryption_key=encrypting.encryption_key,
         encryption_key_life_s=600,
         encryption_retry_s=0,
     )
+    return partial(running, database_url, store_url, store_settings=store_settings, encryption=encryption)
 
 
 async def _read(wire: Wire, topic: Topic, *offsets: int) -> list[Any]:
@@ -78,15 +87,10 @@ async def test_consumers_read_history_of_two_keys_and_in_the_clear_as_it_was_wri
     log: Log,
     encrypting: CompactionSettings,
     sequencer: Sequencer,
-    database_url: str,
-    store_url: str,
-    store_settings: StoreSettings,
+    an_agent: AnAgent,
 ) -> None:
     await _written(log, encrypting, sequencer)
-    encryption = _encryption(encrypting)
-    async with running(
-        database_url, store_url, store_settings=store_settings, encryption=encryption
-    ) as agent:
+    async with an_agent() as agent:
         for _ in range(2):  # from the bucket, then from what is kept
             assert await _consumed(agent, "orders", partitions=2) == _rows(log, "orders")
         consumer = _consumer(agent)
@@ -102,17 +106,12 @@ async def test_without_keys_encrypted_history_alone_is_refused_until_they_are_ba
     encrypting: CompactionSettings,
     key_file: Path,
     sequencer: Sequencer,
-    database_url: str,
-    store_url: str,
-    store_settings: StoreSettings,
+    an_agent: AnAgent,
 ) -> None:
     await _written(log, encrypting, sequencer)
     topics = await sequencer.topics.by_name(["orders", "plain"])
     text = hidden(key_file)
-    encryption = _encryption(encrypting)
-    async with running(
-        database_url, store_url, store_settings=store_settings, encryption=encryption
-    ) as agent:
+    async with an_agent() as agent:
         wire = await Wire.connect(agent.app.kafka_port)
         locked, other = await _read(wire, topics["orders"], 30, 0)
         assert locked.error_code is ErrorCode.kafka_storage_error
@@ -132,9 +131,7 @@ async def test_a_destroyed_key_and_a_damaged_file_fail_their_own_offsets(
     encrypting: CompactionSettings,
     sequencer: Sequencer,
     store: ObjectStore,
-    database_url: str,
-    store_url: str,
-    store_settings: StoreSettings,
+    an_agent: AnAgent,
 ) -> None:
     await _written(log, encrypting, sequencer)
     topic_id = log.topic_ids["orders"]
@@ -149,10 +146,7 @@ async def test_a_destroyed_key_and_a_damaged_file_fail_their_own_offsets(
             for at in range(4, len(data) // 2):
                 data[at] ^= 1
             await store.put(last.object_key, [bytes(data)])
-        encryption = _encryption(encrypting)
-        async with running(
-            database_url, store_url, store_settings=store_settings, encryption=encryption
-        ) as agent:
+        async with an_agent() as agent:
             wire = await Wire.connect(agent.app.kafka_port)
             codes = [
                 (await _read(wire, orders, offset))[0].error_code for offset in (0, 25, last.first_offset)
@@ -185,9 +179,7 @@ async def test_agents_refuse_another_file_in_the_place_of_an_encrypted_one(
     encrypting: CompactionSettings,
     sequencer: Sequencer,
     store: ObjectStore,
-    database_url: str,
-    store_url: str,
-    store_settings: StoreSettings,
+    an_agent: AnAgent,
     tmp_path: Path,
 ) -> None:
     await _written(log, encrypting, sequencer)
@@ -197,9 +189,7 @@ async def test_agents_refuse_another_file_in_the_place_of_an_encrypted_one(
     forged = await asyncio.to_thread(_forged, tmp_path, last, log.topic_ids["orders"], last.size_bytes)
     for data in (forged, plain):
         await store.put(last.object_key, [data])
-        async with running(
-            database_url, store_url, store_settings=store_settings, encryption=_encryption(encrypting)
-        ) as agent:
+        async with an_agent() as agent:
             wire = await Wire.connect(agent.app.kafka_port)
             [refused] = await _read(wire, orders, last.first_offset)
             [other] = await _read(wire, orders, 0)

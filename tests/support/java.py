@@ -39,7 +39,8 @@ _DOWNLOAD_TIMEOUT_S = 300
 _TOOLS = "org.apache.kafka.tools."
 # The tools run for seconds. Their start costs most, and they share two cores with the agents that they
 # ask.
-JVM_OPTIONS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-Xlog:disable", "-Xmx256m")
+SHORT_PROGRAM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xlog:disable")
+JVM_OPTIONS = (*SHORT_PROGRAM, "-Xshare:auto", "-Xmx256m")
 
 
 class JavaFailed(Exception):

@@ -17,13 +17,14 @@ import pytest
 from spark_compaction.session import spark_session, stop_spark
 from spark_compaction.settings import CompactionSettings
 from tests.support.directories import new_directory
+from tests.support.java import SHORT_PROGRAM
 from tests.support.once import alone, made_once
 
 _ROOT: Final = Path(__file__).parents[2]
 SPARK_STARTING: Final = _ROOT / ".cache" / "spark-start"
 _CLASSES: Final = _ROOT / ".cache" / "spark-classes.jsa"
-_SHORT_PROGRAMS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable"
-LIGHT_JAVA: Final = f"{_SHORT_PROGRAMS} -XX:SharedArchiveFile={_CLASSES}"
+_SHORT_PROGRAM: Final = " ".join(SHORT_PROGRAM)
+LIGHT_JAVA: Final = f"{_SHORT_PROGRAM} -XX:SharedArchiveFile={_CLASSES}"
 """Options of a JVM. One that cannot use the archive, or finds none, ignores it."""
 _ARCHIVE_TIMEOUT_S: Final = 300
 _SHORT_JOB: Final = """
@@ -54,7 +55,7 @@ def _archive(archive: Path) -> None:
         subprocess.run(
             [sys.executable, "-c", _SHORT_JOB, str(directory / "rows")],
             cwd=_ROOT,
-            env={**os.environ, "SPARK_SUBMIT_OPTS": f"{_SHORT_PROGRAMS} -XX:ArchiveClassesAtExit={archive}"},
+            env={**os.environ, "SPARK_SUBMIT_OPTS": f"{_SHORT_PROGRAM} -XX:ArchiveClassesAtExit={archive}"},
             capture_output=True,
             timeout=_ARCHIVE_TIMEOUT_S,
             check=False,
@@ -66,7 +67,7 @@ def _archive(archive: Path) -> None:
 def light_java() -> Iterator[None]:
     """For every Spark that this process or a child of it starts. Its launcher is a JVM, too."""
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("SPARK_LAUNCHER_OPTS", _SHORT_PROGRAMS)
+        environment.setenv("SPARK_LAUNCHER_OPTS", _SHORT_PROGRAM)
         environment.setenv("SPARK_SUBMIT_OPTS", LIGHT_JAVA)
         yield
 
